@@ -1,8 +1,8 @@
-"""Where a remote node is, as clients name it: what they hold instead of an attach socket's path.
+"""The address of a remote node, which clients hold instead of an attach socket's path.
 
-All that is made from one `Client` shares an address, and with it one carrier (see `carrier`), which
-is started when the first of them attaches. Owns when the carrier comes to be and when it is let go
-of; never speaks to a gateway itself. A forked child starts a carrier of its own.
+All parts of one `Client` share an address, and with it one carrier (see `carrier`), which starts
+when the first of them attaches. Owns the carrier's start and release; never speaks to a gateway
+itself. A forked child starts a carrier of its own.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class RemoteAddress:
-    """See the module. Reads as its URL. Thread-safe."""
+    """The hosts and key of a remote node, and its carrier. Its text is its URL. Thread-safe."""
 
     def __init__(self, hosts: tuple[Host, ...], key: KeyFile | None = None) -> None:
         self.hosts = hosts
@@ -42,8 +42,8 @@ class RemoteAddress:
     def of_url(
         cls, hosts: tuple[Host, ...], keys: str | os.PathLike[str] | None = None
     ) -> RemoteAddress:
-        """With the client's key file `keys`, or the one that `$PENSTOCK_KEY` names. ConfigError
-        where it is none."""
+        """Makes an address with the client's key file `keys`, or the one that `$PENSTOCK_KEY`
+        names. Raises ConfigError for a file that is no key."""
         from penstock.security.keys import KEY_VARIABLE, KeyFile  # only for clients of keys
 
         path = keys or os.environ.get(KEY_VARIABLE)
@@ -56,7 +56,8 @@ class RemoteAddress:
         return f"RemoteAddress({str(self)!r})"
 
     def link(self) -> Link:
-        """A new attachment's link to the carrier, which is started if need be. Never blocks."""
+        """Returns a new attachment's link to the carrier, which is started if need be. Never
+        blocks."""
         ours, theirs = pair()
         link = Link(ours)
         ends = [theirs]
@@ -87,7 +88,7 @@ class RemoteAddress:
             return carrier
 
     def silent(self) -> NotConnectedError:
-        """What to raise where no answer came in time."""
+        """Returns the error for a client that got no answer in time."""
         carrier = self._carrier
         return NotConnectedError(
             f"{self} does not answer" if carrier is None else carrier.hopeless()
@@ -95,13 +96,13 @@ class RemoteAddress:
 
     @property
     def is_anybody_there(self) -> bool:
-        """Whether something has listened at one of the hosts since a broker was connected last."""
+        """Returns whether any of the hosts has listened since a broker was connected last."""
         carrier = self._carrier
         return carrier is not None and carrier.is_anybody_there
 
     @property
     def welcome(self) -> Welcome | None:
-        """What the broker that is connected said of itself."""
+        """Returns the greeting of the connected broker."""
         carrier = self._carrier
         return None if carrier is None else carrier.welcome
 
@@ -111,7 +112,7 @@ class RemoteAddress:
         return {} if carrier is None else carrier.metrics()
 
     def close(self) -> None:
-        """Let the carrier end once nothing uses it any more. Nothing new attaches."""
+        """Lets the carrier end once nothing uses it any more. Nothing new attaches."""
         with self._lock:
             self._closed = True
             if self._end is not None:
@@ -119,13 +120,14 @@ class RemoteAddress:
         fork_safety.forget(self)
 
     def join(self) -> None:
-        """After `close`: wait until the broker was told, if nothing uses the address any more."""
+        """Waits, after `close`, until the broker was told, if nothing uses the address any more."""
         carrier = self._carrier
         if carrier is not None:
             carrier.join()
 
     def after_fork_in_child(self) -> None:
-        """The connection is the parent's: what attaches here gets one of its own."""
+        """Gives up the carrier, which is the parent's: attachments made here get one of
+        their own."""
         self._lock = threading.Lock()
         carrier, self._carrier = self._carrier, None
         if self._end is not None:
@@ -136,10 +138,10 @@ class RemoteAddress:
 
 
 Place = Path | RemoteAddress
-"""What clients attach to: a socket of this host, or a gateway."""
+"""The place that clients attach to: a socket of this host, or a gateway."""
 
 
 def lost_level(place: Place) -> int:
-    """How loud it is said that a client lost its node: of another host its connection says so, by
-    whether that is normal, and another leader is."""
+    """Returns the level at which a lost node is logged. For another host the connection logs the
+    loss, and whether it is normal: a change of leader is."""
     return logging.INFO if isinstance(place, RemoteAddress) else logging.WARNING

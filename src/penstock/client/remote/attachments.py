@@ -43,8 +43,8 @@ SHUN_FOR: Final = 0.25
 
 
 class Attachments:
-    """See the module. `name`: of what they are attached to, for messages; the others are for the
-    connections."""
+    """The attachments of one carrier, by connection and number. `name`: of their node or cluster,
+    for messages; the other arguments are for the connections."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class Attachments:
 
     @property
     def are_waiting(self) -> bool:
-        """Whether a connection is wanted."""
+        """Returns whether a connection is wanted."""
         return any(one.hello is not None for one in self._endpoints.values())
 
     @property
@@ -106,7 +106,7 @@ class Attachments:
 
     # --- time ---
     def due(self) -> float | None:
-        """When `mind` has something to do (monotonic)."""
+        """Returns when `mind` has something to do (monotonic)."""
         times = [one.orphaned_until for one in self._orphans]
         if self._reports.due is not None and self._home is not None:
             times.append(self._reports.due)
@@ -115,7 +115,7 @@ class Attachments:
         return min(times, default=None)
 
     def mind(self, now: float) -> None:
-        """What is due by now."""
+        """Does the duties that are due by now."""
         if self._orphans:
             self._forget_orphans(now)
         if self._home is not None:
@@ -126,13 +126,13 @@ class Attachments:
         return list(dict.fromkeys(endpoint for endpoint, _ in self._numbered.values()))
 
     def _stir(self) -> None:
-        """Look at once at what waits."""
+        """Looks at once at what waits."""
         if self._view.is_cluster:
             self._failover.stir()
 
     # --- connections ---
     def connected(self, wire: Wire, welcome: fr.Welcome) -> None:
-        """There is one to go by: attach all that wait."""
+        """Takes a new home connection and attaches all that wait."""
         identity, view = identity_of(welcome), self._view
         if view.pages is not None and self.identity != identity:
             view.pages.close()
@@ -159,7 +159,8 @@ class Attachments:
         self._stir()
 
     def lost(self, wire: Wire, why: str, *, home: bool) -> None:
-        """One is gone: those at home there hear the end, the others wait for the next one."""
+        """Handles a lost connection: attachments at home there end, the others wait for the next
+        one."""
         if home:
             self._home = None
         for endpoint, branch in [one for one in self._numbered.values() if one[1].wire is wire]:
@@ -168,7 +169,7 @@ class Attachments:
         self._stir()
 
     def hopeless(self, error: str, said: str) -> None:
-        """There will be none for now: refuse those that wait."""
+        """Refuses the waiting attachments: there is no connection for now."""
         for endpoint in list(self._endpoints.values()):
             if endpoint.state is EndpointState.WAITING and endpoint.hello is not None:
                 endpoint.say(ms.Refused(error, said))
@@ -181,7 +182,7 @@ class Attachments:
             self._view.pages.close()
 
     def abandon(self) -> None:
-        """In a forked child: give up copies of descriptors, touch nothing else."""
+        """Gives up, in a forked child, copies of descriptors, and touches nothing else."""
         for endpoint in [*self._endpoints.values(), *self._orphans]:
             endpoint.close()
         if self._view.pages is not None:
@@ -189,14 +190,14 @@ class Attachments:
 
     # --- attachments ---
     def admit(self, link: Link, end: socket.socket) -> None:
-        """A new attachment, which speaks at the other end of that socket."""
+        """Takes a new attachment, whose client speaks at the other end of that socket."""
         endpoint = Endpoint(link, Channel(end, inbound=ms.ClientMessage))
         fd = endpoint.channel.fileno()
         self._endpoints[fd] = endpoint
         self._loop.watch(fd, lambda: self._read(self._endpoints[fd]))
 
     def _read(self, endpoint: Endpoint) -> None:
-        """Take in what an attachment's client says."""
+        """Reads the messages of an attachment's client."""
         while not endpoint.channel.closed:
             try:
                 received = endpoint.channel.recv_nowait()
@@ -225,7 +226,8 @@ class Attachments:
         self._ask(endpoint)
 
     def _orphan_of(self, endpoint: Endpoint) -> Endpoint:
-        """The one itself, or what an earlier try of it has left, in its place."""
+        """Returns the endpoint, or in its place the one that an earlier try of the same client
+        left."""
         for orphan in self._orphans:
             if orphan.key == endpoint.key:
                 self._orphans.remove(orphan)
@@ -237,7 +239,7 @@ class Attachments:
         return endpoint
 
     def _attach(self, endpoint: Endpoint) -> None:
-        """Have it get its home branch."""
+        """Asks for the home branch of an attachment."""
         wire = self._home
         if wire is None or endpoint.state is not EndpointState.WAITING:
             return
@@ -255,7 +257,7 @@ class Attachments:
         return branch
 
     def _reach(self, endpoint: Endpoint, broker: int) -> Branch | None:
-        """See `branches.Reach`."""
+        """Returns the branch to a broker, or asks for one (see `branches.Reach`)."""
         found = endpoint.branches.get(broker)
         if found is not None:
             return found if found.is_open else None
@@ -269,7 +271,8 @@ class Attachments:
         return None
 
     def _lost_one(self, producer_id: int) -> Endpoint | None:
-        """Whose connection was lost, and whose client is still there; the one with the lanes."""
+        """Returns the endpoint of that producer whose connection was lost and whose client is still
+        there. Of several it takes the one with the most lanes."""
         found = (
             one
             for one in self._endpoints.values()
@@ -278,7 +281,7 @@ class Attachments:
         return max(found, key=lambda one: len(one.lanes), default=None)
 
     def _opened(self, endpoint: Endpoint, branch: Branch, attached: fr.Attached) -> None:
-        """A branch is there; with its home so is the attachment."""
+        """Opens a branch; with its home branch the attachment opens."""
         if branch.is_open:
             return
         if not branch.is_home:
@@ -317,7 +320,7 @@ class Attachments:
         self._sender.look_at(endpoint)
 
     def _refused(self, endpoint: Endpoint, branch: Branch, error: str, message: str) -> None:
-        """No such branch comes to be."""
+        """Handles a gateway's refusal of a branch."""
         broker = branch.broker
         if branch.is_home:
             if endpoint.state is EndpointState.ATTACHING:
@@ -346,7 +349,7 @@ class Attachments:
             self._failover.wait_for(endpoint)
 
     def _fetch(self, number: int, message: fr.Fetch | fr.More | fr.Drop) -> None:
-        """What a consumer's thread asks of its cursors."""
+        """Sends a consumer's request about its cursors."""
         found = self._numbered.get(number)
         if found is None:
             return
@@ -358,7 +361,7 @@ class Attachments:
             self._failover.wait_for(endpoint)
 
     def _gone(self, endpoint: Endpoint, *, polite: bool) -> None:
-        """Its client has closed."""
+        """Handles a client that has closed its attachment."""
         fd = endpoint.channel.fileno()
         self._loop.unwatch(fd)
         self._endpoints.pop(fd, None)
@@ -372,7 +375,7 @@ class Attachments:
             self._forget(endpoint)
 
     def _is_awaited(self, endpoint: Endpoint) -> bool:
-        """Whether the client that it goes on for still tries to attach."""
+        """Returns whether the client that it goes on for still tries to attach."""
         resume = None if endpoint.hello is None else endpoint.hello.resume
         return resume is not None and self._lost_one(resume) is not None
 
@@ -385,7 +388,7 @@ class Attachments:
                 self._forget(orphan)
 
     def _forget(self, endpoint: Endpoint) -> None:
-        """It is over, here and at the gateways."""
+        """Removes an attachment, here and at the gateways."""
         fd = endpoint.channel.fileno()
         if fd >= 0:
             self._loop.unwatch(fd)
@@ -401,7 +404,7 @@ class Attachments:
 
     # --- what gateways say ---
     def hear(self, wire: Wire, message: fr.GatewayMessage, payload: Piece | None) -> None:
-        """A message of a gateway for one of them."""
+        """Handles a gateway's message for one attachment."""
         assert not isinstance(message, (fr.Welcome, fr.Leaders, fr.Pong))
         found = self._numbered.get(message.endpoint)
         if found is None or found[1].wire is not wire:
@@ -422,7 +425,7 @@ class Attachments:
                 self._receiver.hear(endpoint, branch, message, payload)
 
     def _over(self, endpoint: Endpoint, branch: Branch, why: str, *, said: bool = False) -> None:
-        """A branch has ended; `said`: its gateway told so."""
+        """Handles the end of a branch; `said`: its gateway announced it."""
         now = time.monotonic()
         if not branch.is_home:
             self._sender.left(endpoint, branch, now)
@@ -446,13 +449,14 @@ class Attachments:
             self._lose(endpoint, why)
 
     def _part(self, endpoint: Endpoint, branch: Branch) -> None:
-        """It is over at its gateway."""
+        """Removes a branch that is over at its gateway."""
         del self._numbered[branch.number]
         del endpoint.branches[branch.broker]
         branch.close()
 
     def _lose(self, endpoint: Endpoint, why: str) -> None:
-        """Its client hears the end. What it has left at gateways goes as if its connection had."""
+        """Tells a client that its attachment has ended. What it left at gateways is treated as if
+        its connection was lost."""
         self._lost += endpoint.state is EndpointState.OPEN
         for branch in endpoint.branches.values():
             if self._numbered.pop(branch.number, None) is not None:
@@ -468,7 +472,7 @@ class Attachments:
 
     # --- lanes ---
     def pump(self, now: float) -> None:
-        """Send what stands in lanes."""
+        """Sends the batches in lanes."""
         if self._sender.has_work:
             if self._sender.pump(now):
                 self._reports.stirred(now)
@@ -476,5 +480,5 @@ class Attachments:
                 self._failover.wait()
 
     def wake(self) -> None:
-        """Ring those that sleep and for whom something has come."""
+        """Wakes sleeping clients for which there is something new."""
         self._receiver.wake()

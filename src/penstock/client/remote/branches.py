@@ -1,10 +1,10 @@
-"""What one attachment has at one broker: an endpoint there, and the ways to its writers.
+"""The branch of one attachment at one broker: an endpoint there, and the flows to its writers.
 
     asked for ──connection──> attaching ──Attached──> open ──its broker or client gone──> over
 
-Its *home* branch makes an attachment; in a cluster it gets others where they are needed, of the
-same kind and under the same producer id. Owns numbers and what is under way. Used by the carrier's
-thread only.
+Its *home* branch makes an attachment. In a cluster it gets others where they are needed, of the
+same kind and under the same producer id. Owns numbers and batches without an answer. Used by the
+carrier's thread only.
 """
 
 from __future__ import annotations
@@ -24,8 +24,10 @@ then, and who waits is asked again."""
 
 
 class Branch:
-    """See the module. `number` names it at its gateway: a new one for each try of each connection.
-    `serves_groups`: the coordinator has answered by it, and knows the client by it."""
+    """One attachment at one broker.
+
+    `number` names it at its gateway: a new one for each try of each connection. `serves_groups`:
+    the coordinator has answered through it, and knows the client by it."""
 
     __slots__ = ("attached", "broker", "flows", "is_home", "notice", "number", "serves_groups",
                  "told", "wire")  # fmt: skip
@@ -38,10 +40,10 @@ class Branch:
         self.attached: fr.Attached | None = None
         self.flows: dict[int, Flow] = {}
         self.notice = 0
-        """What stands in the client slot there."""
+        """The notice word of the client slot there."""
         self.serves_groups = False
         self.told: tuple[list[tuple[int, int]], int, int] = ([], 0, 0)
-        """Where its client stands, as the gateway has heard it last."""
+        """The positions of its client, as the gateway has heard them last."""
 
     @property
     def is_open(self) -> bool:
@@ -54,7 +56,7 @@ class Branch:
         self.wire.send(message, payload)
 
     def flow(self, page: int) -> Flow:
-        """The way to the writer of that page."""
+        """Returns the flow to the writer of that page."""
         assert self.attached is not None
         writer = page % self.attached.writers
         flow = self.flows.get(writer)
@@ -63,12 +65,12 @@ class Branch:
         return flow
 
     def flights(self) -> Iterator[Flight]:
-        """What is under way by it, without an answer."""
+        """Yields its batches without an answer."""
         for flow in self.flows.values():
             yield from flow.flights
 
     def close(self) -> None:
-        """Let go of what is in lanes."""
+        """Forgets the batches in flight."""
         for flow in self.flows.values():
             flow.flights.clear()
         self.flows.clear()

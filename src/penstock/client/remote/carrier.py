@@ -1,8 +1,8 @@
-"""The carrier: node and writers of a remote client, played in its own process by one thread.
+"""The carrier: one thread that acts as node and writers for a remote client in its own process.
 
 Attachments speak to it as they would to a node: over a socket, through lanes, by state pages and
-doorbells. What it cannot answer itself it carries over a connection to a gateway, in a cluster over
-one to each broker that it takes, and what comes back it publishes in the order in which a writer
+doorbells. What it cannot answer itself it sends over a connection to a gateway, in a cluster over
+one to each broker that it takes. It publishes what comes back in the order in which a writer
 would: pages first, then answers, then it rings.
 
 A lost connection is to its clients what a node that went away is to local ones: they hear the end
@@ -39,7 +39,7 @@ _abandoned: list[Carrier] = []
 
 
 class Carrier:
-    """See the module."""
+    """The thread that is node and writers to a remote client's attachments."""
 
     def __init__(self, hosts: Sequence[Host], key: KeyFile | None, name: str) -> None:
         self._name = name
@@ -57,13 +57,13 @@ class Carrier:
         return self._loop.is_over
 
     def start(self) -> None:
-        """Done again, as after an interrupt, it starts no second thread."""
+        """Starts the thread. Called again, as after an interrupt, it starts no second one."""
         if self._thread.ident is None:
             threads.start(self._thread)
 
     def serve(self, link: Link, ends: list[socket.socket]) -> None:
-        """Attach what speaks at the other end of that socket. Who takes it from `ends` owns it: the
-        carrier, or a caller that an exception ended before."""
+        """Attaches the client at the other end of that socket. It is owned by the one that takes it
+        from `ends`: the carrier, or a caller that an exception ended before."""
 
         def admit() -> None:
             try:
@@ -75,22 +75,22 @@ class Carrier:
         self._loop.post(admit)
 
     def finish(self) -> None:
-        """End once nothing uses it."""
+        """Ends once nothing uses it."""
         self._loop.post(self._finish)
 
     def join(self) -> None:
-        """Wait until it has said good-bye; bounded."""
+        """Waits until it has told its brokers that it leaves; bounded."""
         is_begun = self._thread.ident is not None
         if is_begun and self._thread is not threading.current_thread():
             self._thread.join(LEAVE_WITHIN)
 
     def hopeless(self) -> str:
-        """What to say to who waits for a broker."""
+        """Says why no broker is connected, for a client that waits for one."""
         return self._wires.hopeless()
 
     @property
     def is_anybody_there(self) -> bool:
-        """Whether something listens where brokers are looked for."""
+        """Returns whether any host listens where brokers are looked for."""
         return self._wires.is_somebody_there
 
     def metrics(self) -> dict[str, float]:
@@ -105,12 +105,12 @@ class Carrier:
 
     @property
     def welcome(self) -> fr.Welcome | None:
-        """What the broker said of itself; None while none is connected."""
+        """Returns the greeting of the connected broker; None while none is connected."""
         home = self._wires.home
         return None if home is None else home.welcome
 
     def abandon(self) -> None:
-        """This process was forked off: give up copies of descriptors, touch nothing else."""
+        """Gives up, in a forked child, copies of descriptors, and touches nothing else."""
         _abandoned.append(self)
         self._loop.abandon()
         self._attachments.abandon()
@@ -144,7 +144,7 @@ class Carrier:
         attachments.mind(time.monotonic())
 
     def _bound(self, now: float) -> float:
-        """Seconds until there is something to do without anything coming."""
+        """Returns the seconds until there is something to do without an event."""
         attachments = self._attachments
         due = min(now + IDLE, self._wires.due(now + IDLE, wanted=attachments.are_waiting))
         own = attachments.due()

@@ -1,7 +1,7 @@
 """One connection to one broker: connecting, greeting, sending, hearing, and how it ended.
 
-A `Wire` is made for one attempt and never repaired: ZeroMQ is told not to reconnect, so that
-nothing of an old connection can be taken for the new one's. Used by the carrier's thread only;
+A `Wire` is made for one attempt and never repaired. ZeroMQ is told not to reconnect, so that
+no message of an old connection can be taken for the new one's. Used by the carrier's thread only;
 never blocks.
 
     connecting --handshake--> greeting --Welcome--> up      each of them --> failed
@@ -82,7 +82,8 @@ _EVENTS: Final = (
 
 
 class Wire:
-    """See the module. `failed` tells why it ended, None while it has not."""
+    """A connection to one broker, for one attempt. `failed` tells why it ended, None while it has
+    not."""
 
     def __init__(
         self,
@@ -92,12 +93,12 @@ class Wire:
         hello: fr.Hello,
         refused: tuple[str, ...] = (),
     ) -> None:
-        """`refused`: public keys of the host that were tried before."""
+        """Begins to connect. `refused`: public keys of the host that were tried before."""
         self.host = host
         self.broker = fr.NOBODY
-        """To which broker of a cluster it goes."""
+        """The broker of a cluster that it goes to."""
         self.is_accepted = False
-        """Whether who has greeted is who was meant."""
+        """Whether the host that has greeted is the one that was meant."""
         self.failed: str | None = None
         self.is_unlike = False
         """Whether it failed because one side has no key, or another one."""
@@ -148,12 +149,12 @@ class Wire:
 
     @property
     def was_reached(self) -> bool:
-        """Whether something listens there, whatever it is."""
+        """Returns whether anything listens there."""
         return self._tcp >= 0
 
     @property
     def is_up(self) -> bool:
-        """Whether it can be used."""
+        """Returns whether it can be used."""
         return self.is_accepted and self.failed is None
 
     @property
@@ -161,18 +162,18 @@ class Wire:
         return self._monitor is None
 
     def filenos(self) -> list[int]:
-        """Readable (once) when there may be something new: `look`, then `messages`."""
+        """Returns descriptors that are readable (once) on news: call `look`, then `messages`."""
         assert self._monitor is not None
         return [self._socket.fileno(), self._monitor.fileno()]
 
     @property
     def has_news(self) -> bool:
-        """Whether something stands to be read, for which no descriptor becomes readable again."""
+        """Returns whether there is something to read that makes no descriptor readable again."""
         assert self._monitor is not None
         return self.has_messages or bool(int(self._monitor.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
 
     def end_if_hung_up(self, now: float) -> None:
-        """Where the other side has hung up, and all that it said before that is read."""
+        """Ends a connection whose other side has hung up, once all that it said before is read."""
         if self._hung_up_at is None or self.failed is not None or self.has_messages:
             return
         if now - self._hung_up_at >= LAST_WORDS:
@@ -184,8 +185,8 @@ class Wire:
 
     # --- out ---
     def send(self, message: msgspec.Struct, payload: codec.Piece | None = None) -> None:
-        """Hand it to ZeroMQ; what has failed takes nothing any more, nor who has hung up. A large
-        payload is sent from where it lies: it stays there until its answer comes."""
+        """Hands a message to ZeroMQ. A connection that has failed or hung up drops it. A large
+        payload is sent from its place: it stays there until its answer comes."""
         if self.failed is not None:
             return
         head = codec.encode(message)
@@ -213,7 +214,7 @@ class Wire:
 
     # --- in ---
     def messages(self, count: int) -> Iterator[tuple[fr.GatewayMessage, codec.Piece | None]]:
-        """What came, at most so many. A welcome and pongs are taken in here."""
+        """Yields at most so many messages. Handles a welcome and pongs itself."""
         socket = self._socket
         for _ in range(count):
             if self.failed is not None:
@@ -261,7 +262,7 @@ class Wire:
 
     # --- time ---
     def look(self, now: float) -> None:
-        """Take in what became of the connection, ping, judge silence."""
+        """Checks the connection's state, sends pings, and ends it after a long silence."""
         self._watch()
         if self.failed is not None:
             return
@@ -286,7 +287,7 @@ class Wire:
             self.send(fr.Ping(time.monotonic_ns()))
 
     def due(self) -> float:
-        """When `look` has to be called next, at the latest (monotonic)."""
+        """Returns when `look` has to be called next, at the latest (monotonic)."""
         self._due = (
             self._deadline if self.welcome is None else self._pinged + self.welcome.heartbeat
         )
@@ -324,7 +325,7 @@ class Wire:
                     self.failed = f"this client's key expired at {self._key.expires_text}"
 
     def close(self, *, linger: float = 0.0) -> None:
-        """Hang up, after what was sent last has left or `linger` seconds have passed."""
+        """Hangs up, after what was sent last has left or `linger` seconds have passed."""
         if self._monitor is not None:
             self._socket.disable_monitor()
             self._monitor.close(0)
@@ -334,7 +335,7 @@ class Wire:
             self.failed = "closed"
 
     def abandon(self) -> None:
-        """In a forked child: let go of its copy of the connection, which ends with the parent then.
+        """Closes, in a forked child, its copy of the connection, which ends with the parent then.
         Nothing else is touched: the rest belongs to threads that the child has not."""
         with contextlib.suppress(OSError), socket.socket(fileno=os.dup(self._tcp)) as copy:
             if copy.getpeername()[1] == self.host[1]:

@@ -1,13 +1,13 @@
-"""All connections of a carrier: the one that it goes by at large, and one to each broker it needs.
+"""All connections of a carrier: its home connection, and one to each broker it needs.
 
-    home      to any node or broker; which one is left to whoever answers first
+    home      to any node or broker; the first that answers is taken
     others    in a cluster: to the brokers that lead what is used; opened when they are asked for,
-              and one at least, which tells of the home broker what that cannot tell of itself
+              and one at least, which reports a home broker that is cut off or stopped
 
 Each connection is a `Wire` for one try. Owns which hosts are tried and when: at first those that
 the client named, in a cluster then also the brokers that it has heard of. For a home the next one
-is tried beside one that keeps silent, which may be stopped: the first that greets is taken. A
-broker that the others count as gone is left, also while it is silent still. Used by the carrier's
+is tried beside one that keeps silent, which may be stopped: the first that greets is taken. It
+leaves a broker that the others count as gone, even before its silence shows. Used by the carrier's
 thread only; never blocks.
 """
 
@@ -36,7 +36,7 @@ logger = logging.getLogger("penstock.remote")
 RETRY_FIRST: Final = 0.05
 RETRY_LAST: Final = 2.0
 HEALTHY_AFTER: Final = 1.0
-"""Seconds for which a connection stands before it counts as one that worked."""
+"""Seconds for which a connection lasts before it counts as one that worked."""
 WITNESS_AFTER: Final = 1.0
 """Seconds after which who has only a home connection opens another one. Who is done by then spares
 it."""
@@ -57,22 +57,22 @@ class User(Protocol):
         """The node, or the cluster, that it has got to know; None before that."""
 
     def connected(self, wire: Wire, welcome: fr.Welcome) -> None:
-        """That is the home connection now."""
+        """Takes the home connection."""
 
     def opened(self, broker: int) -> None:
-        """There is a connection to that broker, which was asked for."""
+        """Handles a new connection to a broker that was asked for."""
 
     def lost(self, wire: Wire, why: str, *, home: bool) -> None:
-        """A connection that stood is gone."""
+        """Handles the loss of a connection that was up."""
 
     def hopeless(self, error: str, said: str) -> None:
-        """There will be no home connection for now."""
+        """Handles a home connection that cannot be made for now."""
 
     def led_otherwise(self) -> None:
-        """What the cluster's brokers say of who leads what has changed."""
+        """Handles a change of leaders, as the cluster's brokers report it."""
 
     def hear(self, wire: Wire, message: fr.GatewayMessage, payload: Piece | None) -> None:
-        """Anything else that came."""
+        """Handles any other message."""
 
 
 class _Way:
@@ -90,8 +90,8 @@ class _Way:
 
 
 class Wires:
-    """See the module. `name`: of what is connected to, for messages. `brokers` is kept up to date
-    with what brokers say."""
+    """The connections of a carrier. `name`: of the node or cluster, for messages. `brokers` is kept
+    up to date with what brokers say."""
 
     def __init__(
         self,
@@ -128,12 +128,12 @@ class Wires:
 
     # --- what others ask ---
     def why(self) -> str:
-        """Which brokers were tried last, and what came of it."""
+        """Says which brokers were tried last, and with what result."""
         trying = [f"{host_text(wire.host)}: no answer yet" for wire in list(self._coming)]
         return "; ".join(self._reasons or [*self._tried, *trying])
 
     def hopeless(self) -> str:
-        """What to say to who waits for a broker."""
+        """Says why no broker is connected, for a client that waits for one."""
         if self.home is not None:
             return f"the gateway at {self._name} answers, but its node does not in time"
         why = self.why()
@@ -153,7 +153,7 @@ class Wires:
         }
 
     def to(self, broker: int) -> Wire | None:
-        """The connection to that broker. None while it does not stand: it is opened then."""
+        """Returns the connection to that broker. None while it is not up: it is opened then."""
         way = self._ways.get(broker)
         if way is None:
             if broker not in self.brokers.hosts:
@@ -176,11 +176,11 @@ class Wires:
     # --- time ---
     @property
     def has_news(self) -> bool:
-        """Whether `mind` has something to do at once."""
+        """Returns whether `mind` has something to do at once."""
         return any(wire.failed is not None or wire.has_news for wire in self._all())
 
     def due(self, now: float, *, wanted: bool) -> float:
-        """When `mind` has to be called next, at the latest; `now` is as good as never."""
+        """Returns when `mind` has to be called next, at the latest; `now` means never."""
         times = [wire.due() for wire in self._all()]
         if wanted and self.home is None and self._has_next:
             times.append(self._retry_at)
@@ -188,7 +188,8 @@ class Wires:
         return min(times, default=now)
 
     def mind(self, now: float, *, wanted: bool) -> None:
-        """Connect where need be, hear what came, notice ends. `wanted`: so is a home."""
+        """Connects where need be, reads messages, notices ends. `wanted`: a home connection is,
+        too."""
         is_homeless = wanted and self.home is None and not self._move_in()
         if is_homeless and self._has_next and now >= self._retry_at:
             self._try_next(now)
@@ -210,8 +211,8 @@ class Wires:
                 self._lose(wire, wire.failed)
 
     def _have_witness(self, home: Wire) -> None:
-        """Have a second connection, where there is a cluster: of a broker that is cut off, or
-        stopped, others hear long before its own silence tells."""
+        """Opens a second connection, where there is a cluster. Other brokers notice a broker that
+        is cut off or stopped long before its own silence shows."""
         others = [broker for broker in self.brokers.hosts if broker != home.broker]
         if not others or any(way.wire is not home for way in self._ways.values() if way.wire):
             return
@@ -235,11 +236,11 @@ class Wires:
     # --- coming ---
     @property
     def _hosts(self) -> tuple[Host, ...]:
-        """Where somebody may be: of a cluster its brokers first."""
+        """Returns the hosts to try: the brokers of a cluster first."""
         return tuple(dict.fromkeys((*self.brokers.hosts.values(), *self._bootstrap)))
 
     def _move_in(self) -> bool:
-        """Go by another connection that stands, where there is one."""
+        """Makes another connection that is up the home, where there is one."""
         for way in self._ways.values():
             wire = way.wire
             if wire is not None and wire.is_up and wire.welcome is not None:
@@ -249,7 +250,8 @@ class Wires:
 
     @property
     def _has_next(self) -> bool:
-        """Whether a host is left to be tried for a home in this round, which takes each once."""
+        """Returns whether this round, which takes each host once, has one left to try for a
+        home."""
         return not self._coming or len(self._tried) + len(self._coming) < len(self._hosts)
 
     def _try_next(self, now: float) -> None:
@@ -264,7 +266,7 @@ class Wires:
     def _connect(
         self, host: Host, broker: int = NOBODY, refused: tuple[str, ...] = ()
     ) -> Wire | None:
-        """`refused`: public keys that the one there did not have just now."""
+        """Begins to connect. `refused`: public keys that the host did not have just now."""
         key: ClientKey | None = None if self._key is None else self._key.key
         try:
             wire = Wire(self._context, host, key, self._hello, refused)
@@ -313,7 +315,7 @@ class Wires:
             self._user.opened(wire.broker)
 
     def _begin_anew(self) -> None:
-        """What was known of brokers is of another cluster."""
+        """Forgets all brokers: they belong to another cluster."""
         self.brokers.forget()
         for way in self._ways.values():
             if way.wire is not None:
@@ -321,7 +323,7 @@ class Wires:
         self._ways.clear()
 
     def _replace(self, wire: Wire, broker: int) -> None:
-        """That is the connection to this broker: one that is on its way is not wanted any more."""
+        """Makes this the connection to the broker, and drops one that is on its way."""
         way = self._ways.setdefault(broker, _Way())
         if way.wire is not None:
             self._drop(way.wire)
@@ -366,7 +368,7 @@ class Wires:
             self._lose(wire, why)
 
     def _lose(self, wire: Wire, why: str) -> None:
-        """A connection is over, or did not come to be."""
+        """Handles a connection that is over, or was never made."""
         is_home, is_coming = wire is self.home, wire in self._coming
         if is_coming:
             self._coming.remove(wire)
@@ -401,8 +403,8 @@ class Wires:
         self._user.lost(wire, said, home=is_home)
 
     def _tried_another_key(self, wire: Wire, way: _Way | None, *, is_coming: bool) -> bool:
-        """Whether the same broker is tried with another key that it may have: while that is being
-        changed, and after the client's file was."""
+        """Tries the same broker with another key that it may have: while keys are changed, and
+        after the client's file was. Returns whether it did."""
         if self._key is None:
             return False
         self._key.look()
@@ -418,13 +420,13 @@ class Wires:
         return True
 
     def _put_off(self, broker: int, why: str) -> None:
-        """No connection to a broker for now; who needs it asks again."""
+        """Puts off the connection to a broker; a caller that needs it asks again."""
         way = self._ways[broker]
         way.retry_at = time.monotonic() + way.retries.next()
         logger.info("broker %d: %s", broker, why)
 
     def _came_to_nothing(self, host: Host, why: str, refused: fr.Refused | None = None) -> None:
-        """Try the next at once, and after the last tell those who wait."""
+        """Tries the next host at once, and after the last one reports to those who wait."""
         self._tried.append(f"{host_text(host)}: {why}")
         if len(self._tried) < len(self._hosts):
             self._retry_at = 0.0
@@ -445,11 +447,11 @@ class Wires:
         self._context.term()
 
     def abandon(self) -> None:
-        """In a forked child."""
+        """Abandons all connections in a forked child."""
         for wire in list(self._all()):
             wire.abandon()
 
 
 def identity_of(welcome: fr.Welcome) -> bytes:
-    """What a client has got to know by that: a cluster, or a node that is alone."""
+    """Returns the identity of the peer: its cluster, or a node that is alone."""
     return welcome.cluster or welcome.node_uuid

@@ -1,8 +1,8 @@
 """Batches of a partition on their way from a gateway to the consumer that reads them.
 
-Owns what has come and was not taken yet, between two threads: the carrier's, which fills a cursor,
-and the consumer's, which empties it. What stands in it is bounded by the credit that the gateway
-was given. Knows no positions and decodes nothing.
+Owns the batches that arrived and were not taken yet, between two threads. The carrier's thread
+fills a cursor, and the consumer's empties it. The credit that the gateway was given bounds them.
+Knows no positions and decodes nothing.
 """
 
 from __future__ import annotations
@@ -30,8 +30,9 @@ class Arrived(NamedTuple):
 
 
 class FarCursor:
-    """See the module. Made by a `Fetcher`. `give` tells the gateway of more credit, `drop` that
-    nothing is wanted any more; both are called from the consumer's thread and never block."""
+    """The batches of one remote partition that have arrived. Made by a `Fetcher`. `give` tells the
+    gateway of more credit, `drop` that nothing is wanted any more. Both are called from the
+    consumer's thread and never block."""
 
     def __init__(
         self, credit: int, give: Callable[[int], object], drop: Callable[[], object]
@@ -47,7 +48,7 @@ class FarCursor:
 
     # --- the carrier's thread ---
     def put(self, message: fr.Fetched, payload: bytes | bytearray | memoryview | None) -> None:
-        """What came next. The consumer is rung after this, and after the pages it names."""
+        """Adds the next batches. The consumer is rung after this, and after the pages it names."""
         if not self._is_closed:
             view = memoryview(payload if payload is not None else b"")
             self._arrived.append(
@@ -57,31 +58,31 @@ class FarCursor:
             )
 
     def fail(self, message: fr.CursorFailed) -> None:
-        """Nothing comes any more, and why."""
+        """Ends the cursor with an error."""
         self._failed = message
 
     # --- the consumer's thread ---
     @property
     def has_more(self) -> bool:
-        """Whether something stands in it, or it ended with an error."""
+        """Returns whether there is something to take, or it ended with an error."""
         return bool(self._arrived) or self._failed is not None
 
     @property
     def failed(self) -> fr.CursorFailed | None:
-        """Why it ended, once all that came before was taken."""
+        """Returns why it ended, once all that came before was taken."""
         failed = self._failed  # first: what comes before it is there by then
         return None if self._arrived else failed
 
     def peek(self) -> Arrived | None:
-        """The next of what came, in order."""
+        """Returns the next arrival, in order."""
         return self._arrived[0] if self._arrived else None
 
     def next(self) -> None:
-        """What was peeked at has another place."""
+        """Removes the arrival that `peek` returned: it has another place."""
         self._arrived.popleft()
 
     def took(self, nbytes: int) -> None:
-        """So many bytes were consumed. The gateway is told once it is worth a message, or once the
+        """Counts consumed bytes. The gateway is told once they are worth a message, or once the
         consumer rests."""
         self._owed += nbytes
         self._rests = 0
@@ -89,14 +90,14 @@ class FarCursor:
             self._pay()
 
     def rest(self) -> None:
-        """The consumer found nothing here. What the gateway was not told of yet might be what it
-        waits for, where it holds many cursors of a connection to one bound."""
+        """Notes that the consumer found nothing here. The gateway may wait for consumed bytes it
+        was not told of, where it holds many cursors of a connection to one bound."""
         self._rests += 1
         if self._owed >= SMALL or (self._owed > 0 and self._rests >= RESTS):
             self._pay()
 
     def allow(self, credit: int) -> None:
-        """Another credit from now on: more is given at once, less as bytes are consumed."""
+        """Sets another credit: more is given at once, less as bytes are consumed."""
         self._owed += credit - self.credit
         self.credit = credit
         if self._owed * 4 >= credit:
@@ -109,7 +110,7 @@ class FarCursor:
             self._owed -= owed
 
     def close(self) -> None:
-        """Forget what came; nothing more is wanted."""
+        """Forgets what came; nothing more is wanted."""
         if not self._is_closed:
             self._is_closed = True
             self._arrived.clear()
@@ -118,7 +119,7 @@ class FarCursor:
 
 
 class Fetcher(Protocol):
-    """What the carrier of a remote session does for its consumer (`Session.far`). `waits_for`: why
+    """The carrier's service for the consumer of a remote session (`Session.far`). `waits_for`: why
     a request of the session is not answered yet, as far as the carrier knows; or empty."""
 
     waits_for: str
@@ -127,7 +128,7 @@ class Fetcher(Protocol):
         self, page: int, topic_id: bytes, partition: int, offset: int, leader_epoch: int,
         committed: bool, credit: int,
     ) -> FarCursor:  # fmt: skip
-        """Ask for what stands in a partition from `offset` on. Never blocks."""
+        """Requests the records of a partition from `offset` on. Never blocks."""
 
     def epochs(self, page: int) -> list[tuple[int, int]]:
-        """Leader epochs of the log on that page with their first offsets, as last heard."""
+        """Returns leader epochs of the log on that page with their first offsets, as last heard."""

@@ -1,5 +1,7 @@
-"""One attachment of a remote client: at this end a socket on which it is node and writers, at the
-other an endpoint of the gateway, its home branch, and in a cluster others (see `branches`).
+"""One attachment of a remote client: a socket at this end, and branches at the other.
+
+At this end it acts as node and writers. At the other it has its home branch, an endpoint of the
+gateway, and in a cluster others (see `branches`).
 
     waiting ──connected──> attaching ──Attached──> open ──Detach──> (over)
        ^                       │                     │
@@ -8,7 +10,7 @@ other an endpoint of the gateway, its home branch, and in a cluster others (see 
                                                          for the attachment that resumes them
 
 In a cluster an open one may be *adrift*: something that it uses is led by another broker now, or by
-nobody, so that what has no answer there will get none. It is lost once there is a leader.
+none. What has no answer there will get none. It is lost once there is a leader.
 
 A client that gave up while it was attaching leaves the endpoint to the next one that asks for the
 same (`orphaned`): over a slow network the answer may take longer than each of its tries.
@@ -55,8 +57,9 @@ class EndpointState(Enum):
 
 
 class Endpoint:
-    """See the module. `branches` by broker (`NOBODY` where the node is alone); `home` is one of
-    them. `requests` and `cursors` are there from `Attached` on, the latter only in a cluster."""
+    """One attachment of a remote client. `branches` by broker (`NOBODY` where the node is alone);
+    `home` is one of them. `requests` and `cursors` exist from `Attached` on, the latter only in a
+    cluster."""
 
     requests: RequestRouter
 
@@ -100,13 +103,13 @@ class Endpoint:
 
     @property
     def key(self) -> tuple[int, str, int | None] | None:
-        """What makes two attachments that were not answered yet the same."""
+        """Returns the key by which two attachments that were not answered yet are the same."""
         hello = self.hello
         return None if hello is None else (hello.kind, hello.client_id, hello.resume)
 
     # --- attaching ---
     def attach(self, branch: Branch, resume: int | None, token: bytes) -> None:
-        """Have that branch come to be."""
+        """Asks the broker for that branch."""
         assert self.hello is not None
         self.branches[branch.broker] = branch
         if branch.is_home:
@@ -118,7 +121,7 @@ class Endpoint:
         self, home: Branch, attached: fr.Attached, post: Post, view: ClusterView,
         reach: Callable[[Endpoint, int], Branch | None],
     ) -> None:  # fmt: skip
-        """The gateway took it in. Whoever it is for is told by `greet`."""
+        """Takes the gateway's acceptance. `greet` tells the client."""
         assert self.hello is not None
         self.attached, self.state, self.pages = attached, EndpointState.OPEN, view.pages
         self.writers, self.lane_capacity = attached.writers, attached.lane_capacity
@@ -136,7 +139,7 @@ class Endpoint:
         home.opens(attached)
 
     def inherit(self, other: Endpoint) -> None:
-        """Go on with the lanes of one that was lost, as many and as large as they are."""
+        """Takes over the lanes of an endpoint that was lost, as many and as large as they are."""
         self._heir_of, other._heir_of = other, None
         self.writers, self.lane_capacity = other.writers, other.lane_capacity
         self.lanes, other.lanes = other.lanes, {}
@@ -144,7 +147,7 @@ class Endpoint:
             lane.rewind()
 
     def greet(self, boot_id: str, remote: str) -> None:
-        """Tell the client that it is attached, with all that it then shares. `remote`: to which
+        """Tells the client that it is attached, with all that it then shares. `remote`: its
         cluster, empty for a node that is alone."""
         assert self.attached is not None
         assert self.pages is not None
@@ -163,7 +166,7 @@ class Endpoint:
 
     # --- lanes ---
     def open_lane(self, message: ms.OpenLane) -> None:
-        """The client wants one."""
+        """Opens the lane that the client asks for."""
         assert self.bell is not None
         lane = self.lanes.get(message.writer)
         if lane is None:
@@ -183,7 +186,8 @@ class Endpoint:
         self.say(ms.LaneOpened(lane.name, lane.writer), [lane.fd, self.bell.fileno()])
 
     def say(self, message: Any, fds: Iterable[int] = ()) -> None:
-        """Tell the client; one that is gone or does not read its answers will be noticed."""
+        """Sends the client a message; one that is gone or does not read its answers is noticed
+        later."""
         if self.channel.closed:
             return
         try:
@@ -193,8 +197,8 @@ class Endpoint:
 
     # --- the end ---
     def outlives(self, coordinator: int, now: float) -> None:
-        """Another broker is the coordinator, if any is. Members join again; for others every
-        request stands alone."""
+        """Handles a change of the coordinator. Members join again; for others each request is
+        independent."""
         assert self.hello is not None
         members = self.hello.kind == lo.KIND_CONSUMER
         if members and any(
@@ -204,14 +208,15 @@ class Endpoint:
             self.drift(COORDINATOR, now)
 
     def drift(self, what: int, now: float) -> None:
-        """What was asked of the leader of this will get no answer there."""
+        """Marks that requests to the leader of this get no answer there."""
         if not self.adrift:
             self.adrift_since = now
         self.adrift[what] = None
         self.routes.pop(what, None)
 
     def lose(self, why: str) -> None:
-        """The connection or the endpoint is gone: its client hears of it, and attaches again."""
+        """Tells the client that the connection or the endpoint is gone, so that it attaches
+        again."""
         self._part()
         if self.state in (EndpointState.WAITING, EndpointState.ATTACHING):
             self.state = EndpointState.WAITING
@@ -226,7 +231,7 @@ class Endpoint:
             self.slot.bell.ring()
 
     def _part(self) -> None:
-        """From all its branches."""
+        """Closes all its branches."""
         for branch in self.branches.values():
             branch.close()
         self.branches.clear()
@@ -235,7 +240,8 @@ class Endpoint:
         self.home = None
 
     def orphan(self) -> None:
-        """Its client gave up before it was attached: the next one may have it."""
+        """Keeps the endpoint of a client that gave up before it was attached: the next one may have
+        it."""
         self.channel.close()
         self.link = None
         self.orphaned_until = time.monotonic() + ORPHAN_FOR
@@ -244,7 +250,7 @@ class Endpoint:
         self.link, self.channel, self.orphaned_until = link, channel, 0.0
 
     def ring(self) -> None:
-        """Wake its client if it sleeps; after a fence."""
+        """Wakes its client if it sleeps; after a fence."""
         if self.slot is None:
             return
         self.slot.ring_if_asleep()
@@ -253,7 +259,8 @@ class Endpoint:
                 self.slot.bell.ring()
 
     def close(self) -> None:
-        """Give everything back. Lanes whose producer never heard of this one are its again."""
+        """Gives everything back. Lanes that its producer never heard of return to the endpoint
+        before."""
         self._part()
         self.channel.close()
         if self.slot is not None:

@@ -14,7 +14,7 @@ from penstock.ipc.doorbell import Doorbell
 
 
 class EventLoop:
-    """See the module. Only `post` may be called from any thread."""
+    """An epoll loop of one thread. Only `post` may be called from any thread."""
 
     def __init__(self) -> None:
         self._orders: deque[Callable[[], None]] = deque()
@@ -26,7 +26,7 @@ class EventLoop:
         self.watch(self._bell.fileno(), self._bell.clear)
 
     def post(self, order: Callable[[], None]) -> None:
-        """Have this done soon, unless it is over."""
+        """Runs this soon in the loop's thread, unless the loop is over."""
         with self._gate:  # or the number of the bell may be another one's by now
             if not self.is_over:
                 ring = partial(os.eventfd_write, self._bell.fileno(), 1)
@@ -35,7 +35,7 @@ class EventLoop:
 
     # --- the carrier's thread ---
     def watch(self, fd: int, call: Callable[[], object]) -> None:
-        """Call this whenever that descriptor is readable."""
+        """Calls this whenever that descriptor is readable."""
         self._calls[fd] = call
         self._poll.register(fd, select.EPOLLIN)
 
@@ -48,19 +48,19 @@ class EventLoop:
         return bool(self._orders)
 
     def carry_out(self) -> None:
-        """What was posted."""
+        """Runs the posted orders."""
         while self._orders:
             self._orders.popleft()()
 
     def wait(self, seconds: float) -> None:
-        """Sleep until something is readable, at most so long, and call who watches it."""
+        """Sleeps until a descriptor is readable, at most so long, and makes its call."""
         for fd, _ in self._poll.poll(seconds):
             call = self._calls.get(fd)
             if call is not None:
                 call()
 
     def end(self) -> None:
-        """Nothing is carried out any more; descriptors can be unwatched until `close`."""
+        """Ends the loop: nothing is run any more; descriptors can be unwatched until `close`."""
         with self._gate:
             self.is_over = True
             self._bell.close()
@@ -70,7 +70,7 @@ class EventLoop:
         self._poll.close()
 
     def abandon(self) -> None:
-        """In a forked child: give up copies of descriptors."""
+        """Gives up, in a forked child, copies of descriptors."""
         self.is_over, self._gate = True, threading.RLock()
         self._poll.close()
         self._bell.close()

@@ -1,8 +1,7 @@
-"""What waits for a leader: it is looked at now and then, and begun again where that is the way.
+"""Looks now and then at attachments that wait for a leader, and begins them again if need be.
 
-Owns when attachments of a cluster's client are looked at besides when something comes for them, and
-how long one that is adrift waits. Nothing is looked at while nothing waits. Used by the carrier's
-thread only.
+Owns when attachments of a cluster's client are looked at without an event, and how long one that is
+adrift waits. Nothing is looked at while nothing waits. Used by the carrier's thread only.
 """
 
 from __future__ import annotations
@@ -26,8 +25,8 @@ ADRIFT_MAX: Final = 3.0
 
 
 class FailoverTimer:
-    """See the module. `reach` finds an attachment's branch to a broker. `lose` has it begin again,
-    and tells its client why."""
+    """The timer of attachments that wait for a leader. `reach` finds an attachment's branch to a
+    broker. `lose` has it begin again, and tells its client why."""
 
     def __init__(
         self,
@@ -44,16 +43,16 @@ class FailoverTimer:
         """When `mend` has something to do (monotonic)."""
 
     def stir(self) -> None:
-        """Something has changed for those that wait: look at once."""
+        """Looks at once: something has changed for those that wait."""
         self.due = 0.0
 
     def wait(self) -> None:
-        """Something waits: look again in a while."""
+        """Looks again in a while, because something waits."""
         if self.due is None:
             self.due = time.monotonic() + MEND_EVERY
 
     def wait_for(self, endpoint: Endpoint) -> None:
-        """See to it that it is looked at again, if it waits for something."""
+        """Looks at it again in a while, if it waits for something."""
         cursors = endpoint.cursors
         if (
             endpoint.adrift
@@ -65,7 +64,7 @@ class FailoverTimer:
             self.wait()
 
     def mend(self, now: float, endpoints: Callable[[], Iterable[Endpoint]], wires: Wires) -> None:
-        """Go on with what waits, if it is time for that."""
+        """Goes on with what waits, if it is time for that."""
         if self.due is None or now < self.due:
             return
         self.due = None
@@ -94,7 +93,8 @@ class FailoverTimer:
 
 
 def _is_ashore(endpoint: Endpoint, wires: Wires, now: float) -> bool:
-    """Whether it is time to begin again: there is a leader to go to, or has been none for long."""
+    """Returns whether it is time to begin again: there is a leader to go to, or has been none for
+    long."""
     for what in endpoint.adrift:
         broker = wires.brokers.settled(what, now)
         if broker != fr.NOBODY and wires.to(broker) is not None:

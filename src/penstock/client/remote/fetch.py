@@ -2,9 +2,9 @@
 
     wanted ──branch at the leader──> placed ──other leader, or lost──> wanted, from where it came to
 
-What the consumer asks for once is asked of one leader after the other, each time from the offset
-and the leader epoch that it has got to and with the credit that is left; the new leader finds out
-whether its log is the one that was read. Each of them knows a cursor by another number, so that
+The consumer asks once, and its request goes to one leader after the other: each time from the
+offset and the leader epoch that it has got to, with the credit that is left. The new leader finds
+out whether its log is the one that was read. Each of them knows a cursor by another number, so that
 nothing late is taken for the present one's. Used by the carrier's thread only.
 """
 
@@ -38,7 +38,8 @@ class _Reading:
 
 
 class FetchCursors:
-    """See the module. `far` has the consumer's ends. `reach` finds the branch to a broker."""
+    """The cursors of one attachment in a cluster. `far` has the consumer's ends. `reach` finds the
+    branch to a broker."""
 
     def __init__(self, far: RemoteFetcher, brokers: Brokers, reach: Reach) -> None:
         self._far = far
@@ -51,7 +52,7 @@ class FetchCursors:
 
     @property
     def are_waiting(self) -> bool:
-        """Whether there are some for which no broker is known, or none can be asked yet."""
+        """Returns whether some have no known broker, or none that can be asked yet."""
         return bool(self._wanted)
 
     # --- what the consumer wants ---
@@ -75,7 +76,7 @@ class FetchCursors:
             self._wanted.pop(reading, None)
 
     def pump(self, now: float) -> None:
-        """Ask for those that wait, where there is a leader to ask."""
+        """Opens the waiting cursors that have a leader to ask."""
         for reading in list(self._wanted):
             broker = self._brokers.settled(reading.fetch.page, now, now - reading.since)
             branch = None
@@ -108,7 +109,7 @@ class FetchCursors:
         return True
 
     def failed(self, branch: Branch, message: fr.CursorFailed, now: float) -> bool:
-        """A cursor ended. True: the consumer was told so."""
+        """Handles the end of a cursor. True: the consumer was told."""
         reading = self._placed.get(message.cursor)
         if reading is None or reading.branch is not branch:
             return False
@@ -124,7 +125,7 @@ class FetchCursors:
 
     # --- brokers that come and go ---
     def left(self, branch: Branch, now: float) -> None:
-        """That branch is over."""
+        """Moves the cursors of a branch that is over."""
         self._move(lambda reading: reading.branch is branch, now)
 
     def led_otherwise(self, now: float) -> None:
@@ -139,8 +140,8 @@ class FetchCursors:
         self._move(is_moved, now)
 
     def refused(self, broker: int, error: str, message: str) -> bool:
-        """No branch comes to be at that broker: those that wait for it fail. Whether there were
-        any."""
+        """Fails the cursors that wait for a branch that this broker refused. Returns whether there
+        were any."""
         leader = self._brokers.leader
         found = [each for each in self._wanted if leader(each.fetch.page) == broker]
         for reading in found:
@@ -160,7 +161,7 @@ class FetchCursors:
         self._wanted[reading] = None
 
     def _displace(self, reading: _Reading) -> None:
-        """Nothing more comes for it from where it is."""
+        """Removes a cursor from its broker: nothing more comes from there."""
         branch, reading.branch = reading.branch, None
         if branch is not None:
             del self._placed[reading.number]

@@ -1,7 +1,7 @@
-"""The cursors of one attachment: what its consumer asks of them goes out, what comes goes in.
+"""The cursors of one attachment: the consumer's requests go out, and batches come in.
 
-`RemoteFetcher` stands between two threads. The consumer's opens cursors and gives credit, which
-never blocks: it is posted to the carrier. The carrier's thread fills the cursors.
+`RemoteFetcher` is shared by two threads. The consumer's opens cursors and gives credit, which never
+blocks: it is posted to the carrier. The carrier's thread fills the cursors.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class RemoteFetcher:
 
     # --- the carrier's thread ---
     def heard(self, states: Iterable[fr.PageState]) -> None:
-        """Leader epochs, where a state brings them."""
+        """Takes leader epochs, where a state brings them."""
         for state in states:
             if state.epochs:
                 self._epochs[state.page] = state.epochs

@@ -1,6 +1,6 @@
-"""Whether a host name is known, found out aside.
+"""Checks whether a host name is known, in a thread of its own.
 
-ZeroMQ looks names up on its own and says nothing of one that there is not. The system's look-up
+ZeroMQ looks names up on its own and does not report one that does not exist. The system's look-up
 blocks for as long as its servers are silent, so a thread of its own does it.
 """
 
@@ -27,7 +27,7 @@ class HostName(threading.Thread):
 
 
 def looked_up(name: str) -> HostName | None:
-    """A look-up that has begun; None for an address, which needs none."""
+    """Begins a look-up and returns it; None for an address, which needs none."""
     for family in (socket.AF_INET, socket.AF_INET6):
         try:
             socket.inet_pton(family, name)

@@ -1,12 +1,12 @@
 """A lane whose writer is elsewhere: private memory, drained by the carrier ahead of its head.
 
-What is sent stays in the lane until its answer comes; only then head moves. Frames of one lane may
+A sent frame stays in the lane until its answer comes; only then head moves. Frames of one lane may
 go to several brokers, which answer when they can: the answers are kept, and handed on in the order
-of the lane. After a lost connection it all begins again at head: producer id, epoch and sequence
+of the lane. After a lost connection it all begins again at head. Producer id, epoch and sequence
 make the repetition exact (rule 2).
 
-A `Flow` is the way to one writer of one gateway: what is under way there, in order, by numbers
-that the gateway counts too.
+A `Flow` leads to one writer of one gateway: the batches in flight there, in order, by numbers that
+the gateway counts too.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from penstock.ipc.doorbell import fence
 from penstock.ipc.lane import Ack, Frame, LaneIdentity, LaneReceiver, format_lane
 
 SEND_PASS_BYTES: Final = 2 << 20
-"""What one lane sends before others get their turn."""
+"""Bytes that one lane sends before others get their turn."""
 
 _tickets = itertools.count(time.monotonic_ns())
 _numbers = itertools.count()
@@ -50,8 +50,9 @@ class Flight:
 
 
 class MirroredLane:
-    """See the module. Its sleeping ticket is not published before each sleep of the carrier: it is
-    *armed* whenever there is nothing to send, and stays so until the producer rang."""
+    """A lane in private memory to a remote writer. Its sleeping ticket is not published before each
+    sleep of the carrier. It is *armed* whenever there is nothing to send, and stays so until the
+    producer rang."""
 
     def __init__(self, writer: int, capacity: int, producer_id: int) -> None:
         self.writer = writer
@@ -73,11 +74,11 @@ class MirroredLane:
         self._again_below = 0
 
     def was_sent_before(self, frame: Frame) -> bool:
-        """Whether it went by a connection that was lost before its answer came."""
+        """Returns whether it went by a connection that was lost before its answer came."""
         return frame.sequence < self._again_below
 
     def peek(self) -> Frame | None:
-        """What is to be sent next. Raises `LaneCorruptError`."""
+        """Returns the next frame to send. Raises `LaneCorruptError`."""
         ready = self._ready
         if not ready:
             sent = self._sent
@@ -91,7 +92,7 @@ class MirroredLane:
         return ready[0] if ready else None
 
     def sends(self) -> Flight:
-        """What was peeked at is under way."""
+        """Moves the frame that `peek` returned to those in flight."""
         frame = self._ready.popleft()
         flight = Flight(self, frame)
         self._sent.append(flight)
@@ -99,7 +100,7 @@ class MirroredLane:
         return flight
 
     def send_back(self) -> None:
-        """What was peeked at finds no leader: that is its answer."""
+        """Answers the frame that `peek` returned as one without a leader."""
         frame = self._ready.popleft()
         flight = Flight(self, frame)
         flight.answer = Ack(frame.sequence, -1, 0, int(ErrorCode.NOT_LEADER), 0)
@@ -107,12 +108,13 @@ class MirroredLane:
         self.in_flight += len(frame.batch)
 
     def arm(self) -> None:
-        """Ask to be rung for what comes from now on; look once more after this."""
+        """Asks for a ring with the next frame; the caller looks once more after this."""
         self._receiver.publish_sleeping(next(_tickets))
         fence()
 
     def settle(self) -> int:
-        """Hand answers on, as far as they go without a gap; how many, but for batches sent back."""
+        """Hands answers on, as far as they go without a gap; returns how many, without batches sent
+        back."""
         sent = self._sent
         done: list[Frame] = []
         known: list[Ack] = []
@@ -128,7 +130,8 @@ class MirroredLane:
         return sum(answer.error not in SENT_BACK for answer in known)
 
     def rewind(self) -> None:
-        """The connection is lost: what has no answer, or none that was handed on, is sent again."""
+        """Prepares to send again, after a lost connection, what has no answer that was
+        handed on."""
         if self._sent:
             self._again_below = max(self._again_below, self._sent[-1].frame.sequence + 1)
         self._sent.clear()
@@ -136,7 +139,7 @@ class MirroredLane:
         self.in_flight = 0
 
     def sleeper(self) -> bool:
-        """Whether its producer sleeps, told once a sleep; ask after a fence."""
+        """Returns whether its producer sleeps, once a sleep; ask after a fence."""
         ticket = self._receiver.producer_ticket()
         if not ticket or ticket == self._rung:
             return False
@@ -150,8 +153,8 @@ class MirroredLane:
 
 
 class Flow:
-    """See the module. `endpoint`: the number of the attachment's branch at that gateway. `window`:
-    bytes without an answer that may be under way at a time."""
+    """The batches in flight to one writer of one gateway. `endpoint`: the number of the
+    attachment's branch at that gateway. `window`: the most bytes without an answer."""
 
     __slots__ = ("_in_flight", "_next", "_window", "endpoint", "flights", "wire", "writer")
 
@@ -165,14 +168,15 @@ class Flow:
         self._next = -1  # the first one is numbered as in its lane
 
     def takes(self, size: int) -> bool:
-        """Whether a batch of so many bytes may go now; one may always, where none is under way."""
+        """Returns whether a batch of so many bytes may go now. It always may where none is in
+        flight."""
         flights = self.flights
         return not flights or (
             self._in_flight + size <= self._window and len(flights) < lo.ACKS_MAX
         )
 
     def sends(self, flight: Flight) -> int:
-        """The number by which it goes."""
+        """Adds a batch in flight and returns its number."""
         frame = flight.frame
         number = frame.sequence if self._next < 0 else self._next
         self._next = number + 1
@@ -181,7 +185,7 @@ class Flow:
         return number
 
     def answer(self, acks: Sequence[fr.Ack]) -> list[tuple[Flight, Ack]]:
-        """To which flights these are new answers. Those that came before say nothing new."""
+        """Returns the flights that these answers are for. Answers that came before are skipped."""
         flights = self.flights
         due = self._next - len(flights)
         found: list[tuple[Flight, Ack]] = []

@@ -1,8 +1,8 @@
-"""Who leads what in the cluster, as a client knows it: the newest that any broker has said of it.
+"""The leaders of a cluster's partitions as a client knows them: the newest that any broker named.
 
-Owns what was said and what is doubted of it. A broker that does not lead what it is said to lead
-either does so in a moment or has just ceased to: until another one is named, it is asked again
-after a pause, which grows from time to time. Pure: no socket, no clock.
+Owns what brokers said and what is doubted of it. A broker that denies its leadership is about to
+become leader, or has just ceased to be. Until another one is named, it is asked again after a
+pause, which grows from time to time. Pure: no socket, no clock.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class _Doubt:
 
 
 class Brokers:
-    """See the module. `hosts`: where the brokers are that are alive."""
+    """The known leaders and addresses of brokers. `hosts`: where the live brokers are."""
 
     def __init__(self) -> None:
         self.version = -1
@@ -50,14 +50,14 @@ class Brokers:
         self._doubts: dict[int, _Doubt] = {}
 
     def forget(self) -> None:
-        """What was known is of another cluster."""
+        """Forgets all: it belongs to another cluster."""
         self.version, self.hosts, self._leaders = -1, {}, {}
         self._last.clear()
         self._coordinator = NOBODY
         self._doubts.clear()
 
     def take(self, said: fr.Leaders) -> bool:
-        """Take this in, if nothing newer is known. Whether it was."""
+        """Takes this in, if nothing newer is known. Returns whether it did."""
         if said.version <= self.version:
             return False
         self.version = said.version
@@ -73,25 +73,25 @@ class Brokers:
         return True
 
     def leader(self, what: int) -> int:
-        """The broker that leads this page (or is `COORDINATOR`), as it was said; or `NOBODY`."""
+        """Returns the reported leader of this page (or of `COORDINATOR`); or `NOBODY`."""
         if what == COORDINATOR:
             return self._coordinator
         return self._leaders.get(what, NOBODY)
 
     def _may_lead(self, what: int) -> int:
-        """Its leader, or who was that last."""
+        """Returns its leader, or the last one."""
         leader = self.leader(what)
         return self._last.get(what, NOBODY) if leader == NOBODY else leader
 
     def settled(self, what: int, now: float, waited: float = 0.0) -> int:
-        """Whom to ask about it now; `NOBODY` while its leader is in doubt, or not known. `waited`:
-        for so many seconds already."""
+        """Returns the broker to ask now; `NOBODY` while its leader is in doubt, or not known.
+        `waited`: the seconds since the wait began."""
         broker = self.leader(what) if waited < LAST_AFTER else self._may_lead(what)
         doubt = self._doubts.get(what)
         return NOBODY if doubt is not None and now < doubt.until else broker
 
     def doubt(self, what: int, broker: int, now: float) -> None:
-        """That broker has said that it does not lead this."""
+        """Notes that this broker denied its leadership."""
         if self._may_lead(what) != broker:
             return
         doubt = self._doubts.get(what)
@@ -102,13 +102,13 @@ class Brokers:
             doubt.pause = min(2 * doubt.pause, DOUBT_LAST)
 
     def trust(self, what: int) -> None:
-        """Its leader has answered as a leader does."""
+        """Ends a doubt: its leader has answered as a leader does."""
         if self._doubts:
             self._doubts.pop(what, None)
 
 
 def _host(broker: int, url: str) -> Host | None:
-    """Where a broker is; None where what was said is no address."""
+    """Returns a broker's address; None where the text is no address."""
     try:
         target = parse_url(url)
     except ConfigError as error:

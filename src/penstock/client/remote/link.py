@@ -1,4 +1,4 @@
-"""What an address and its carrier share: names of hosts, and one attachment's link to the carrier.
+"""The types that an address and its carrier share: host names, and an attachment's link.
 
 Owns no thread and no connection.
 """

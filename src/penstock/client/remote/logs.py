@@ -1,7 +1,7 @@
-"""What a remote client asks of logs: its node's gateway answers, from what stands there.
+"""A remote client's requests about logs, which its node's gateway answers from the logs there.
 
-The verbs are those of `penstock.client.consumer.logs.NodeLogs`. `logs_of` chooses between these and
-those of this host.
+The methods are those of `penstock.client.consumer.logs.NodeLogs`. `logs_of` chooses between these
+and those of this host.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class FarLogs:
             yield from self._looking_at(some)
 
     def _looking_at(self, pages: list[int]) -> Waits[lk.PagesLookedUp]:
-        """The carrier publishes the pages before it hands on the answer."""
+        """Asks about pages. The carrier publishes them before it hands on the answer."""
         request = lk.LookUpPages(pages)
         return self._session.requesting(request, lk.PagesLookedUp, self._timeout)
 
@@ -80,7 +80,7 @@ class FarLogs:
 
 
 def logs_of(session: Session, timeout: float) -> NodeLogs:
-    """The logs of a session's node. What has to be asked is asked within `timeout` seconds."""
+    """Returns the logs of a session's node. Requests are bounded by `timeout` seconds."""
     return LocalLogs(session) if session.far is None else FarLogs(session, timeout)
 
 

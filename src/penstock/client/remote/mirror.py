@@ -1,8 +1,8 @@
 """Copies of what a node shares with its local clients, in memory of this process alone.
 
 The state table is one for all of a client's attachments: what one of them hears of a partition is
-true for all. Client slots are one each. Both have the layout of the node's, so that whoever reads
-them cannot tell the difference. Written by the carrier's thread only.
+true for all. Client slots are one each. Both have the layout of the node's, so that a reader sees
+no difference. Written by the carrier's thread only.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from penstock.ipc.state import StatePage
 
 
 def memory(what: str, size: int) -> tuple[int, Region]:
-    """`size` bytes that have no name and go with the last who maps them: the descriptor, which is
-    the caller's, and the memory."""
+    """Allocates `size` bytes without a name, which go with the last process that maps them. Returns
+    the descriptor, which is the caller's, and the memory."""
     try:
         fd = os.memfd_create(f"penstock-{what}", os.MFD_CLOEXEC)
     except OSError as error:
@@ -55,16 +55,16 @@ class MirroredPages:
         self._pages: dict[int, StatePage] = {}
 
     def knows(self, index: int) -> bool:
-        """Whether it was ever heard how that page stands."""
+        """Returns whether the state of that page was ever heard."""
         page = self._pages.get(index)
         return page is not None and page.identity is not None
 
     def of_leaders(
         self, states: Iterable[PageState], broker: int, brokers: Brokers
     ) -> list[PageState]:
-        """Of what a broker of a cluster tells what counts: of partitions that it leads, and of
-        those of which it knows a later leader epoch than was heard of. What it follows counts for
-        nothing: others know it better."""
+        """Returns the states of a cluster's broker that count: of partitions that it leads, and
+        those with a later leader epoch than was heard of. The state of a follower does not count:
+        others know it better."""
         found = []
         for state in states:
             if state.status == lo.STATUS_FOLLOWING:
@@ -79,8 +79,8 @@ class MirroredPages:
         return found
 
     def publish(self, states: Iterable[PageState]) -> None:
-        """Take these in. In one leader epoch of a partition nothing moves backwards, in whatever
-        order it is heard."""
+        """Publishes these states. In one leader epoch of a partition no value moves backwards, in
+        whatever order they are heard."""
         for state in states:
             page = self._pages.get(state.page)
             if page is None:
@@ -107,8 +107,8 @@ class MirroredPages:
             page.publish_durable(max(state.durable, page.durable))
             page.publish_log_start(max(state.log_start, page.log_start))
         else:
-            # The epoch first, and readers look at it last: nothing of this log may be taken for
-            # what the one before had on the device (rule 15).
+            # The epoch goes first, and readers look at it last. So nothing of this log may be taken
+            # for what the one before had on the device (rule 15).
             page.publish_epoch(state.leader_epoch)
             page.publish_log_start(state.log_start)
             page.publish_ends(state.log_end, state.high_watermark, state.last_stable)
@@ -140,15 +140,14 @@ class MirroredSlot:
         self._rung = 0
 
     def ring_if_asleep(self) -> None:
-        """Ring it, if it sleeps, once a sleep. Call it after a fence that stands behind what was
-        published."""
+        """Rings it, if it sleeps, once a sleep. The caller has a fence behind what it published."""
         ticket = self.slot.ticket
         if ticket and ticket != self._rung:
             self._rung = ticket
             self.bell.ring()
 
     def give_notice(self, notice: int) -> None:
-        """The notice word is this now."""
+        """Sets the notice word."""
         self.slot.copy_notice(notice)
         self.bell.ring()
 

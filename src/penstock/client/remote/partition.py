@@ -28,7 +28,8 @@ Search = Generator[None, None, list[Chunk]]
 
 
 class FarPartition(AssignedPartition):
-    """See the module, and `AssignedPartition`. `credit`: bytes that it may fetch ahead."""
+    """An assigned partition that is fetched from a gateway (see `AssignedPartition`). `credit`:
+    bytes that it may fetch ahead."""
 
     __slots__ = ("_search", "_source")
 
@@ -58,12 +59,12 @@ class FarPartition(AssignedPartition):
 
     @property
     def is_awaited(self) -> bool:
-        """Whether records are known to be on the way, while none is here."""
+        """Returns whether records are known to be on the way, while none is here."""
         source = self._source
         return not self._carry and not source.has_more and self.end > source.offset
 
     def allow(self, credit: int) -> None:
-        """Fetch so many bytes ahead from now on."""
+        """Sets how many bytes it fetches ahead."""
         self._source.allow(credit)
 
     def pause(self) -> None:
@@ -135,7 +136,7 @@ class FarPartition(AssignedPartition):
         return []
 
     def _newest_of_keys(self, bytes_max: int) -> Search:
-        """As `penstock.client.consumer.latest.newest_of_keys`."""
+        """Searches as `penstock.client.consumer.latest.newest_of_keys`."""
         source, end, newest = self._source, self.end, NewestOfKeys()
         while source.offset < end:
             try:
@@ -154,7 +155,7 @@ class FarPartition(AssignedPartition):
         return chunks
 
     def _newest_of_all(self) -> Search:
-        """As `penstock.client.consumer.latest.newest_of_partition`."""
+        """Searches as `penstock.client.consumer.latest.newest_of_partition`."""
         source, start, end = self._source, self.offset, self.end
         step = 1
         while True:

@@ -1,8 +1,8 @@
-"""When a gateway is told where remote clients stand, for who looks on at the node.
+"""Reports positions of remote clients to their gateways, for tools that watch the node.
 
-On the node's host onlookers read it in the client table. Here it is sent after something came or
-went, a little later each time while nothing does: a consumer also moves on by what it has. Owns the
-times. Used by the carrier's thread only.
+On the node's host such tools read them in the client table. Here they are sent after something came
+or went. While nothing does, each report waits a little longer: a consumer also moves on by what it
+has. Owns the times. Used by the carrier's thread only.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ TELL_LAST: Final = 8.0
 
 
 class PositionReports:
-    """See the module."""
+    """The times of position reports, and the reports."""
 
     def __init__(self) -> None:
         self._pause = TELL_FIRST
@@ -30,7 +30,7 @@ class PositionReports:
         """When `tell` has something to do (monotonic)."""
 
     def stirred(self, now: float) -> None:
-        """Something came for a client, or went."""
+        """Notes that records came for a client, or went."""
         self._pause = TELL_FIRST
         if self.due is None or self.due > now + TELL_FIRST:
             self.due = now + TELL_FIRST
@@ -38,7 +38,7 @@ class PositionReports:
     def tell(
         self, now: float, endpoints: Callable[[], Iterable[Endpoint]], brokers: Brokers
     ) -> None:
-        """Send what has changed, if it is time for that."""
+        """Sends the changed positions, if it is time for that."""
         if self.due is None or now < self.due:
             return
         for endpoint in endpoints():
@@ -60,7 +60,8 @@ class PositionReports:
 def _told_there(
     branch: Branch, positions: list[tuple[int, int]], brokers: Brokers
 ) -> list[tuple[int, int]]:
-    """What concerns a broker: in a cluster what it leads, and all where it looks after groups."""
+    """Returns the positions that concern a broker: of the partitions it leads, or all where it
+    coordinates groups."""
     if branch.broker == fr.NOBODY or branch.serves_groups:
         return positions
     return [place for place in positions if brokers.leader(place[0]) == branch.broker]

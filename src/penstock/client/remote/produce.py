@@ -1,11 +1,11 @@
-"""What stands in lanes goes out, and what is answered goes back.
+"""Sends the batches in lanes and hands their answers back.
 
-Owns which way each batch goes: at a node that is alone the only one, in a cluster that to the
-leader of its partition. A batch for which there is none, now, holds its lane back, whose order is
-that of its partitions; after a while it is sent back to its producer, and so is what follows it to
-that partition, for others are not to wait any longer. What its leader sends away, or had when it
-ceased to lead, gets no answer that counts: the attachment is adrift (see `endpoint`).
-Used by the carrier's thread only; never blocks.
+Owns the route of each batch: the only one at a node that is alone, in a cluster the one to its
+leader. A batch without a leader holds its lane back, because the lane keeps the
+order of its partitions. After a while the batch goes back to its producer, with those behind it of
+that partition, so that others wait no longer. A batch that its leader rejects, or had when it
+ceased to lead, gets no final answer: the attachment is adrift (see `endpoint`). Used by the
+carrier's thread only; never blocks.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ SEND_BACK_AFTER: Final = 2.0
 
 
 class ProduceSender:
-    """See the module. `reach` finds an attachment's branch to a broker. `broken` is told of a lane
-    that nothing can be made of, and why."""
+    """Sends batches from lanes to writers. `reach` finds an attachment's branch to a broker.
+    `broken` is called with a lane that cannot be read, and why."""
 
     def __init__(
         self,
@@ -54,16 +54,16 @@ class ProduceSender:
         return bool(self._dirty)
 
     def look_at(self, endpoint: Endpoint) -> None:
-        """Something may stand in its lanes that can go."""
+        """Notes that its lanes may have batches that can go."""
         self._dirty[endpoint] = None
 
     @property
     def holds_some(self) -> bool:
-        """Whether anything waits for a leader."""
+        """Returns whether any batch waits for a leader."""
         return bool(self._held)
 
     def holds(self, endpoint: Endpoint) -> bool:
-        """Whether something of it waits for a leader."""
+        """Returns whether a batch of this endpoint waits for a leader."""
         return endpoint in self._held
 
     def forget(self, endpoint: Endpoint) -> None:
@@ -72,7 +72,7 @@ class ProduceSender:
 
     # --- out ---
     def pump(self, now: float) -> bool:
-        """Send what can be sent. Whether anything was."""
+        """Sends what can be sent. Returns whether anything was."""
         dirty, self._dirty = self._dirty, {}
         sent = 0
         for endpoint in dirty:
@@ -103,7 +103,8 @@ class ProduceSender:
         return sent > 0
 
     def _drain(self, endpoint: Endpoint, lane: MirroredLane, now: float) -> tuple[int, bool]:
-        """How many batches of a lane were sent, and whether the next one waits for a leader."""
+        """Sends batches of a lane. Returns how many, and whether the next one waits for a
+        leader."""
         routes, room, count = endpoint.routes, SEND_PASS_BYTES, 0
         proofs = self._view.proofs
         while room > 0:
@@ -139,8 +140,8 @@ class ProduceSender:
         return count, False
 
     def strand(self, endpoint: Endpoint) -> None:
-        """It begins again, though there is still no leader for some of what is adrift: that is sent
-        back then."""
+        """Sends back the batches of an adrift attachment that begins again, where their partition
+        still has no leader."""
         for page in endpoint.adrift:
             lane = endpoint.lanes.get(page % max(endpoint.writers, 1))
             if page >= 0 and lane is not None and self._view.brokers.leader(page) == fr.NOBODY:
@@ -149,7 +150,7 @@ class ProduceSender:
     def _waits_too_long(
         self, endpoint: Endpoint, lane: MirroredLane, page: int, now: float
     ) -> bool:
-        """Whether the next batch of the lane, which has no leader, is sent back instead."""
+        """Returns whether the next batch of the lane, which has no leader, is sent back instead."""
         if page in lane.sent_back:
             return True
         since = self._held.get(endpoint, now)
@@ -160,7 +161,7 @@ class ProduceSender:
         return True
 
     def _route(self, endpoint: Endpoint, lane: MirroredLane, page: int, now: float) -> Flow | None:
-        """The way to the leader of that page, None while there is none."""
+        """Returns the flow to the leader of that page, None while there is none."""
         branch = endpoint.home
         assert branch is not None
         if self._view.is_cluster:
@@ -177,7 +178,7 @@ class ProduceSender:
 
     # --- back ---
     def answered(self, endpoint: Endpoint, branch: Branch, message: fr.Acks, now: float) -> None:
-        """Hand answers on, in the order of the lanes. Raises `AnswerError`."""
+        """Hands answers on, in the order of the lanes. Raises `AnswerError`."""
         flow = branch.flows.get(message.writer)
         if flow is None:
             raise AnswerError(f"answers of writer {message.writer}, to which nothing was sent")
@@ -221,7 +222,7 @@ class ProduceSender:
                 endpoint.drift(page, now)
 
     def left(self, endpoint: Endpoint, branch: Branch, now: float) -> None:
-        """That branch is over, and what was under way by it has no answer."""
+        """Handles the end of a branch: its batches in flight have no answer."""
         endpoint.routes.clear()
         for flight in branch.flights():
             endpoint.drift(flight.frame.page, now)

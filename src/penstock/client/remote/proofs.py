@@ -25,14 +25,14 @@ class Proofs:
         self._latest: dict[int, tuple[int, fr.Proof]] = {}
 
     def learn(self, request: co.AddPartitions, proof: fr.Proof) -> None:
-        """What a gateway answered to that request."""
+        """Keeps a gateway's answer to that request."""
         self._latest.pop(request.producer_id, None)
         self._latest[request.producer_id] = request.producer_epoch, proof
         if len(self._latest) > PRODUCERS_MAX:
             del self._latest[next(iter(self._latest))]
 
     def of(self, batch: memoryview) -> fr.Proof:
-        """What that batch has to show; unset for one outside of transactions."""
+        """Returns the proof that goes with that batch; unset for one outside of transactions."""
         if not self._latest or len(batch) < HEADER_BYTES:
             return msgspec.UNSET
         head = parse(batch)

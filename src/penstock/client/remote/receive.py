@@ -1,7 +1,7 @@
-"""What gateways say of pages, batches and cursors: published, handed on, rung for, in this order.
+"""Handles gateways' messages about pages, batches and cursors: publishes, hands on, then rings.
 
-Owns who is to be woken. Ends nothing: whose branch or connection it is says `attachments`. Used by
-the carrier's thread only.
+Owns which clients are to be woken. Ends nothing: `attachments` ends branches and connections. Used
+by the carrier's thread only.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from penstock.ipc.doorbell import fence
 
 
 class GatewayReceiver:
-    """See the module."""
+    """The handler of gateways' messages about pages, batches and cursors."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class GatewayReceiver:
     def hear(
         self, endpoint: Endpoint, branch: Branch, message: fr.GatewayMessage, payload: Piece | None
     ) -> None:
-        """A message for that branch of an attachment."""
+        """Handles a message for that branch of an attachment."""
         match message:
             case fr.Acks():
                 self.publish(endpoint, branch, message.pages)
@@ -62,7 +62,7 @@ class GatewayReceiver:
                 self.throttled += message.seconds
 
     def publish(self, endpoint: Endpoint, branch: Branch, states: list[fr.PageState]) -> None:
-        """How partitions stand, as that branch's broker knows it."""
+        """Publishes the states of partitions, as that branch's broker knows them."""
         states = self._view.publish(states, branch.broker)
         if states:
             if endpoint.far is not None:
@@ -100,14 +100,14 @@ class GatewayReceiver:
 
     # --- waking ---
     def rouse(self, endpoint: Endpoint) -> None:
-        """It has something new."""
+        """Notes that there is something new for its client."""
         self._awake[endpoint] = None
 
     def forget(self, endpoint: Endpoint) -> None:
         self._awake.pop(endpoint, None)
 
     def wake(self) -> None:
-        """Ring those that sleep and for whom something has come."""
+        """Wakes sleeping clients for which there is something new."""
         if self._awake:
             fence()
             for endpoint in self._awake:

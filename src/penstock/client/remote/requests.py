@@ -1,12 +1,12 @@
-"""Requests of one attachment, one after the other: to whom each goes, and what is answered.
+"""Requests of one attachment, one after the other: their recipients and their answers.
 
     request ──> parts, one for each broker that has to do with it ──answers──> whole ──> complete
 
-A node that is alone is asked as it is. In a cluster requests about groups and transactions go to
-the coordinator, look-ups to the leaders of their partitions (one that names several is divided),
-all others to the broker that the attachment is at home with. A broker that says it is not the one
-is doubted, and asked again, or another one, within `PATIENCE`: nothing was decided. An answer that
-names partitions is handed on when their leaders have told how they stand.
+A node that is alone gets each request as it is. In a cluster requests about groups and transactions
+go to the coordinator, look-ups to the leaders of their partitions (one that names several is
+divided). All others go to the attachment's home broker. A broker that denies its role is doubted.
+It is asked again, or another one, within `PATIENCE`: nothing was decided. An answer that names
+partitions is handed on when their leaders have reported their state.
 
 Owns what is asked and not answered. Used by the carrier's thread only.
 """
@@ -40,12 +40,12 @@ ANSWER_WITHIN: Final = 60.0
 PATIENCE: Final = 4.0
 """Seconds within which somebody has to be found who answers a request."""
 COMPLETE_WITHIN: Final = 2.0
-"""Seconds for which an answer is held back until it is known how its partitions stand."""
+"""Seconds for which an answer is held back until the state of its partitions is known."""
 NOT_HOME: Final = 0.1
 """Seconds until a broker is asked again that could not answer for the cluster."""
 TOPICS_KEPT: Final = 64
 HOME: Final = -2
-"""In the place of a page: whoever the attachment is at home with."""
+"""In the place of a page: the attachment's home broker."""
 BROKERS: Final = -10
 """In the place of a page: the broker whose number, taken from this, makes it."""
 
@@ -73,8 +73,8 @@ class _Round:
 
 
 class RequestRouter:
-    """See the module. `home` is the broker that the attachment is at home with, and `reads` says
-    whether its client is a consumer. `say` tells the client, `open_lane` answers what wants one."""
+    """The open requests of one attachment. `home` is its home broker, and `reads` says whether its
+    client is a consumer. `say` tells the client, `open_lane` answers requests for a lane."""
 
     def __init__(
         self, view: ClusterView, reach: Reach, far: RemoteFetcher, slot: MirroredSlot, *,
@@ -102,21 +102,22 @@ class RequestRouter:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether something is to be asked for which there is nobody yet."""
+        """Returns whether a request waits for a broker that can answer it."""
         return self._round is not None and bool(self._round.wanted)
 
     def take(self, message: msgspec.Struct) -> bool:
-        """A request of the client; it is answered after those before it. False: too many wait."""
+        """Takes a request of the client; it is answered after those before it. False: too many
+        wait."""
         self._requests.append(message)
         return len(self._requests) <= REQUESTS_MAX
 
     def clear(self) -> None:
-        """Nobody waits for answers any more."""
+        """Forgets all requests: nobody waits for answers any more."""
         self._requests.clear()
         self._request = self._round = self._answer = None
 
     def pump(self, now: float) -> None:
-        """Ask what can be asked now."""
+        """Sends the requests that can be sent now."""
         self._ask_on(now)
         self._tell_why()
 
@@ -135,7 +136,7 @@ class RequestRouter:
                 return
 
     def _tell_why(self) -> None:
-        """What is waited for, for a client that waits no longer."""
+        """Notes why a request waits, for a client whose patience ends."""
         round_ = self._round
         self._far.waits_for = self._nobody(round_).message if round_ and round_.wanted else ""
 
@@ -176,7 +177,7 @@ class RequestRouter:
         )  # fmt: skip
 
     def _broker_for(self, what: int, now: float) -> int | None:
-        """Who answers for it; None while nobody is known to."""
+        """Returns the broker that answers for it; None while none is known."""
         if what == HOME:
             return self._home
         if what < BROKERS:
@@ -189,7 +190,7 @@ class RequestRouter:
 
     # --- asking ---
     def _go_on(self, round_: _Round, now: float) -> bool:
-        """One step; True: there is another one to take at once."""
+        """Takes one step; True: there is another one to take at once."""
         if round_.wanted and now >= round_.not_before and round_.refused is None:
             self._ask(round_, now)
         is_late = self._answer is not None and now >= round_.until
@@ -228,7 +229,7 @@ class RequestRouter:
 
     # --- answers ---
     def answer(self, branch: Branch, message: fr.Answer, now: float) -> None:
-        """Something was answered; its pages are published already."""
+        """Takes an answer; its pages are published already."""
         round_ = self._round
         found = None if round_ is None else round_.under_way.get(message.request)
         if round_ is None or found is None or found[0] is not branch:
@@ -278,7 +279,7 @@ class RequestRouter:
         round_.replies.append((list(places), reply))
 
     def left(self, branch: Branch, why: str, now: float) -> None:
-        """That branch is over: nobody knows what became of what was asked by it."""
+        """Handles the end of a branch: the result of requests sent by it is unknown."""
         round_ = self._round
         if round_ is None:
             return
@@ -292,7 +293,7 @@ class RequestRouter:
         self.pump(now)
 
     def refused(self, broker: int, error: str, message: str, now: float) -> None:
-        """No branch comes to be at that broker: what would go there is refused alike."""
+        """Refuses the requests for a broker that refused a branch."""
         round_ = self._round
         if round_ is None:
             return
@@ -302,7 +303,7 @@ class RequestRouter:
 
     # --- wholes ---
     def _answered(self, round_: _Round, now: float) -> None:
-        """All parts are there."""
+        """Joins the answers of all parts."""
         request = self._request
         reply = round_.replies[0][1]
         if isinstance(request, lk.LookUpPages) and isinstance(reply, lk.PagesLookedUp):
@@ -322,7 +323,8 @@ class RequestRouter:
         self._round = self._look_at(pages, now + COMPLETE_WITHIN)
 
     def _named_in(self, reply: Reply) -> list[int]:
-        """Partitions of which it has to be known how they stand before the client hears this."""
+        """Returns the partitions of a reply whose state has to be known before the client
+        hears it."""
         match reply:
             case ms.TopicFound(topic=topic):
                 self._topics.pop(topic.name, None)
@@ -341,7 +343,7 @@ class RequestRouter:
         return []
 
     def _completed(self, round_: _Round) -> None:
-        """As much is known of its partitions as could be found out."""
+        """Answers with what could be found out about its partitions."""
         answer, self._answer = self._answer, None
         for _, places in round_.under_way.values():
             round_.wanted.update(places)
@@ -350,7 +352,7 @@ class RequestRouter:
         self._say(answer)
 
     def _nobody(self, round_: _Round) -> ms.Refused:
-        """What to say where nobody was found in time."""
+        """Returns the refusal for a request that found no broker in time."""
         what = next(iter(round_.wanted.values()))
         leader = self._view.brokers.leader(what) if what != HOME else fr.NOBODY
         name = {HOME: "the cluster", COORDINATOR: "the coordinator"}.get(

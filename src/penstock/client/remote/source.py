@@ -1,10 +1,10 @@
 """A partition's batches as they come from a gateway: `penstock.client.consumer.source.Source` over
 a cursor.
 
-Owns what was fetched ahead and where in it the reader stands. Every header is checked here as those
-of mapped segments are, and bodies where they are decoded. What the last fetch brought is kept until
-the next one, so that a reader who steps back by what it did not hand out asks nobody; any other
-step begins the cursor again. Never waits: what is not here yet is not there.
+Owns what was fetched ahead and the reader's place in it. It checks every header as those of mapped
+segments are, and bodies where they are decoded. It keeps the batches of the last fetch until the
+next one. So a reader that steps back over records it did not hand out asks no gateway; any other
+step begins the cursor again. Never waits: it returns only batches that have arrived.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class _Piece:
 
 
 class FarSource:
-    """See the module. `offset` is the next offset that it brings, `epoch` that of the log up to
-    there. `aborted` counts records that the gateway left out."""
+    """A remote partition as a source of batches. `offset` is the next offset that it brings,
+    `epoch` that of the log up to there. `aborted` counts records that the gateway left out."""
 
     def __init__(
         self, fetcher: Fetcher, name: str, page: int, topic_id: bytes, partition: int, *,
@@ -61,11 +61,11 @@ class FarSource:
     # --- the cursor ---
     @property
     def is_open(self) -> bool:
-        """Whether batches are on their way, or would be if there were any."""
+        """Returns whether batches are on their way, or would be if there were any."""
         return self._cursor is not None
 
     def open(self) -> None:
-        """Ask for what stands from `offset` on."""
+        """Requests the records from `offset` on."""
         self._cursor = self._fetcher.open(
             self._page, self._topic_id, self._partition, self.offset, self.epoch, self._committed,
             self._credit,
@@ -73,7 +73,7 @@ class FarSource:
 
     @property
     def has_more(self) -> bool:
-        """Whether `fetch` has something to bring, or to raise, or moves."""
+        """Returns whether `fetch` has something to bring, or to raise, or moves."""
         if self._pieces:
             return True
         cursor = self._cursor
@@ -85,7 +85,7 @@ class FarSource:
         return False
 
     def let_go(self) -> None:
-        """Hold nothing, and want nothing until it is opened again."""
+        """Drops all it holds, and wants nothing until it is opened again."""
         self._pieces.clear()
         self._kept.clear()
         self._at = 0
@@ -94,19 +94,20 @@ class FarSource:
             cursor.close()
 
     def allow(self, credit: int) -> None:
-        """Fetch so many bytes ahead from now on."""
+        """Sets how many bytes it fetches ahead."""
         self._credit = max(credit, CREDIT_MIN)
         if self._cursor is not None:
             self._cursor.allow(self._credit)
 
     def moved(self, fetcher: Fetcher, page: int) -> None:
-        """The node came back. What was fetched ahead may be of a log that was cut meanwhile."""
+        """Starts again at a node that came back. What was fetched ahead may be of a log that was
+        cut meanwhile."""
         self.let_go()
         self._fetcher, self._page = fetcher, page
 
     # --- as a source ---
     def fetch(self, limit: Limit, bytes_max: int) -> list[Found]:
-        """As `core.reader.LogReader.fetch`; how far it goes the gateway has seen to."""
+        """Fetches as `core.reader.LogReader.fetch`, up to the end that the gateway allowed."""
         found: list[Found] = []
         size = 0
         self._kept.clear()
@@ -122,7 +123,7 @@ class FarSource:
         return found
 
     def _take(self, *, fails: bool) -> bool:
-        """Let what came last be the last piece."""
+        """Adds the last arrival as the last piece."""
         cursor = self._cursor
         if cursor is None:
             return False
@@ -133,8 +134,8 @@ class FarSource:
             return True
         if fails and cursor.failed is not None:
             error = _error(cursor.failed)
-            if not isinstance(error, er.UnknownTopicError):  # which stands for good
-                self.let_go()  # it is asked for again: whoever comes again hears of it again
+            if not isinstance(error, er.UnknownTopicError):  # else it is final
+                self.let_go()  # the next call asks again, and gets its error again
             raise error
         return False
 
@@ -161,7 +162,7 @@ class FarSource:
         return size
 
     def _checked(self, piece: _Piece) -> hd.BatchHeader:
-        """The batch that the reader stands at. Raises `CorruptBatchError`."""
+        """Returns the header of the batch at the reader's place. Raises `CorruptBatchError`."""
         view, at = piece.view, self._at
         head = hd.checked(view, at)
         if (
@@ -179,7 +180,7 @@ class FarSource:
         return head
 
     def _paid(self, piece: _Piece) -> None:
-        """It was read: the gateway may send as much again."""
+        """Marks a piece as read: the gateway may send as much again."""
         if not piece.is_paid:
             piece.is_paid = True
             self.aborted += piece.aborted
@@ -187,7 +188,7 @@ class FarSource:
                 self._cursor.took(len(piece.view))
 
     def alone(self, offset: int, base: int, valid_bytes: int) -> Found | None:
-        """As `core.reader.LogReader.alone`."""
+        """Reads as `core.reader.LogReader.alone`."""
         if self.offset != offset or (not self._pieces and not self._take(fails=False)):
             return None
         piece = self._pieces[0]
@@ -212,7 +213,7 @@ class FarSource:
         return Found(head, view, at)
 
     def seek(self, offset: int) -> None:
-        """Go on at `offset`: within what is here at once, else from the gateway."""
+        """Goes on at `offset`: within what is here at once, else from the gateway."""
         if offset == self.offset:
             return
         while self._take(fails=False):
@@ -232,17 +233,17 @@ class FarSource:
         self.epoch = EPOCH_UNKNOWN
 
     def knows(self, epoch: int) -> bool:
-        """Whether the gateway told where the epochs up to this one begin."""
+        """Returns whether the gateway told where the epochs up to this one begin."""
         return EpochCache(self._fetcher.epochs(self._page)).latest == epoch
 
     def parted(self, offset: int, epoch: int, log_end: int) -> int | None:
-        """As `core.reader.divergence`, by what the gateway told of the epochs."""
+        """Computes as `core.reader.divergence`, by what the gateway told of the epochs."""
         cache = EpochCache(self._fetcher.epochs(self._page))
         end = cache.end_offset(epoch, log_end)
         return end[1] if end is not None and end[1] < offset else None
 
     def leaves_out(self, head: hd.BatchHeader, last_stable: int) -> bool:
-        """The gateway has left them out."""
+        """Returns False: the gateway has left them out."""
         return False
 
     def began_anew(self) -> None:
@@ -253,7 +254,7 @@ class FarSource:
 
 
 def _error(failed: fr.CursorFailed) -> er.PenstockError:
-    """What the local reader would have raised."""
+    """Returns the error that the local reader would have raised."""
     if failed.error == er.LogTruncatedError.__name__:
         return er.LogTruncatedError(failed.message, divergence=failed.divergence)
     return er.named(failed.error, failed.message)

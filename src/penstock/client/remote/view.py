@@ -1,6 +1,6 @@
-"""What all attachments of a carrier know together: who leads what, how pages are, their proofs.
+"""The state that all attachments of a carrier share: leaders, pages and proofs.
 
-Plain state, which `attachments` and `connections` move. Used by the carrier's thread only.
+Plain state, which `attachments` and `connections` change. Used by the carrier's thread only.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from penstock.cluster.frames.messages import PageState
 
 
 class ClusterView:
-    """See the module. `proofs`: what transactions show to gateways."""
+    """The cluster as a carrier knows it. `proofs`: what transactions show to gateways."""
 
     __slots__ = ("boot_id", "brokers", "is_cluster", "pages", "proofs")
 
@@ -27,11 +27,12 @@ class ClusterView:
         """None before the first connection."""
 
     def knows(self, page: int) -> bool:
-        """Whether it was ever heard how that page stands."""
+        """Returns whether the state of that page was ever heard."""
         return self.pages is not None and self.pages.knows(page)
 
     def publish(self, states: list[PageState], broker: int) -> list[PageState]:
-        """Take in how partitions are, as that broker knows it. Returns what of it counts."""
+        """Publishes the states of partitions, as that broker knows them. Returns those that
+        count."""
         pages = self.pages
         if pages is None or not states:
             return []
