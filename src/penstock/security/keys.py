@@ -71,7 +71,7 @@ class _Expiring(_KeyFile, frozen=True, kw_only=True):
 
     @property
     def expires_text(self) -> str | None:
-        """When that is, in UTC; None: never."""
+        """Returns when it expires, in UTC; None: never."""
         if self.expires is msgspec.UNSET:
             return None
         return f"{datetime.fromtimestamp(self.expires, UTC):%Y-%m-%dT%H:%M:%SZ}"
@@ -95,7 +95,7 @@ class ServerKey(_KeyFile, frozen=True, kw_only=True):
         return (self.public,) if self.also is msgspec.UNSET else (self.public, self.also)
 
     def public_at(self, attempt: int) -> str:
-        """The one to expect at that attempt to reach a broker: they take turns."""
+        """Returns the public key to expect at that attempt to reach a broker: they take turns."""
         return self.publics[attempt % len(self.publics)]
 
     def check(self) -> None:
@@ -145,8 +145,8 @@ class AuthorizedKey(_Expiring, frozen=True, kw_only=True):
 
     @property
     def user_id(self) -> str:
-        """What ZeroMQ knows a connection by that showed this key. It holds the namespace too, so
-        that another one ends the connection as another principal does."""
+        """Returns the id under which ZeroMQ knows a connection that showed this key. It holds the
+        namespace too, so that another namespace ends the connection as another principal does."""
         return f"{self.principal}/{self.fingerprint}/{self.namespace or ''}"
 
 
@@ -158,7 +158,7 @@ class KeyFile:
         self.key = load_client_key(path)
 
     def look(self) -> None:
-        """Take in what it says now; while it is no key file, what it said."""
+        """Reads the file again; while it is no key file, the last key counts."""
         with contextlib.suppress(ConfigError):
             self.key = load_client_key(self._path)
 
@@ -191,7 +191,8 @@ def authorized_file(data_folder: str | os.PathLike[str], name: str) -> str:
 
 # --- reading ---
 def check_key(text: str) -> None:
-    """Raise ConfigError for what is no key. The message does not repeat it: it may be a secret."""
+    """Raises ConfigError for text that is no key. The message does not repeat it: it may be a
+    secret."""
     if not _Z85.fullmatch(text):
         raise ConfigError(
             f"a key has {KEY_CHARACTERS} characters of Z85, this one {len(text)} characters: use "
@@ -200,7 +201,7 @@ def check_key(text: str) -> None:
 
 
 def decode_key(data: bytes, kind: type[_T], path: str) -> _T:
-    """One of these files. ConfigError says what is wrong, without what is in it."""
+    """Decodes one of these files. ConfigError says what is wrong, without the file's content."""
     try:
         found = msgspec.json.decode(data, type=kind)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
@@ -218,29 +219,29 @@ def decode_key(data: bytes, kind: type[_T], path: str) -> _T:
 
 
 def load_client_key(path: str | os.PathLike[str]) -> ClientKey:
-    """A client's key file; it must be for its owner's eyes only."""
+    """Loads a client's key file; only its owner may be able to read it."""
     return _load_secret(os.fspath(path), ClientKey)
 
 
 def load_authorized_key(path: str) -> AuthorizedKey:
-    """One of those that are let in. Raises OSError or ConfigError; then it lets nobody in."""
+    """Loads an authorized key. Raises OSError or ConfigError; then it authorizes nobody."""
     with open(path, "rb") as file:
         return decode_key(file.read(FILE_BYTES_MAX), AuthorizedKey, path)
 
 
 def keys_in_use(data_folder: str | os.PathLike[str]) -> bool:
-    """Whether clients of this node need keys."""
+    """Returns whether clients of this node need keys."""
     return os.path.exists(server_key_file(data_folder))
 
 
 def load_server_key(data_folder: str | os.PathLike[str]) -> ServerKey | None:
-    """The node's pair. None: no keys are in use."""
+    """Loads the node's pair. None: no keys are in use."""
     path = server_key_file(data_folder)
     return _load_secret(path, ServerKey) if keys_in_use(data_folder) else None
 
 
 def load_cluster_key(path: str | os.PathLike[str]) -> ServerKey:
-    """The pair that all brokers of a cluster have; for the node's eyes only."""
+    """Loads the pair that all brokers of a cluster have; only the node may be able to read it."""
     return _load_secret(os.fspath(path), ServerKey)
 
 
@@ -263,7 +264,7 @@ def _load_secret(path: str, kind: type[_T]) -> _T:
 
 # --- writing ---
 def new_pair() -> tuple[str, str]:
-    """A public key and its secret."""
+    """Makes a public key and its secret."""
     import zmq
 
     public, secret = zmq.curve_keypair()
@@ -271,7 +272,7 @@ def new_pair() -> tuple[str, str]:
 
 
 def ensure_server_key(data_folder: str | os.PathLike[str]) -> ServerKey:
-    """The node's pair, made if it is not there."""
+    """Returns the node's pair, made if it is not there."""
     found = load_server_key(data_folder)
     if found is not None:
         return found
@@ -288,8 +289,8 @@ def ensure_server_key(data_folder: str | os.PathLike[str]) -> ServerKey:
 
 
 def prepare_server_key(data_folder: str | os.PathLike[str]) -> ServerKey:
-    """The pair that the node is to have next, made if it is not there. Nothing uses it yet, but for
-    keys of clients that are made from now on."""
+    """Returns the pair that the node is to have next, made if it is not there. Nothing uses it yet,
+    except keys of clients that are made from now on."""
     if not keys_in_use(data_folder):
         raise ConfigError(f"{os.fspath(data_folder)} has no server key that could be changed")
     path = next_server_key_file(data_folder)
@@ -302,7 +303,7 @@ def prepare_server_key(data_folder: str | os.PathLike[str]) -> ServerKey:
 
 
 def switch_server_key(data_folder: str | os.PathLike[str]) -> ServerKey:
-    """Have the node use the pair that was prepared. Connections that are there stay."""
+    """Makes the node use the pair that was prepared. Existing connections stay."""
     path = next_server_key_file(data_folder)
     if not os.path.exists(path):
         raise ConfigError(f"there is no {path}: `penstock keys prepare-server` makes it")
@@ -313,7 +314,7 @@ def switch_server_key(data_folder: str | os.PathLike[str]) -> ServerKey:
 
 
 def trust_server(path: str | os.PathLike[str], server: str, *, only: bool = False) -> ClientKey:
-    """Have a client trust this public key of its node beside the one it trusts, or alone."""
+    """Makes a client trust this public key of its node beside the one it trusts, or alone."""
     check_key(server)
     key = load_client_key(path)
     if only:
@@ -334,7 +335,7 @@ def _replace(path: str | os.PathLike[str], document: msgspec.Struct) -> None:
 def trust_cluster_key(
     path: str | os.PathLike[str], other: str | os.PathLike[str] | None
 ) -> ServerKey:
-    """Have brokers with this key file trust those that have the other one too; or none but their
+    """Makes brokers with this key file trust those that have the other one too; or none but their
     own. Brokers read it when they start."""
     key = load_cluster_key(path)
     also = msgspec.UNSET if other is None else load_cluster_key(other).public
@@ -344,7 +345,7 @@ def trust_cluster_key(
 
 
 def create_cluster_key(path: str | os.PathLike[str]) -> ServerKey:
-    """Make the pair that all brokers of a cluster have, in a file that must not be there."""
+    """Makes the pair that all brokers of a cluster have, in a file that must not be there."""
     _check_new(path)
     public, secret = new_pair()
     made = ServerKey(public=public, secret=secret)
@@ -361,9 +362,9 @@ def create_key(
     namespace: str | None = None,
     expires: float | None = None,
 ) -> ClientKey:
-    """Make a client's pair: the secret into `out`, which must not be there, and the public half
-    among those authorized. From the first one on nobody comes in without a key. `expires`: seconds
-    since the epoch."""
+    """Makes a client's pair: the secret into `out`, which must not be there, and the public half
+    among those authorized. From the first one on no client is accepted without a key. `expires`:
+    seconds since the epoch."""
     public, secret = new_pair()
     until = msgspec.UNSET if expires is None else expires
     authorized = AuthorizedKey(
@@ -400,8 +401,7 @@ def create_key(
 
 
 def revoke_key(data_folder: str | os.PathLike[str], name: str) -> AuthorizedKey | None:
-    """Let it in no more; connections that it has end within two seconds. What it was, if that can
-    be read."""
+    """Revokes a key; its connections end within two seconds. Returns the key, if it can be read."""
     place = authorized_file(data_folder, name)
     try:
         with open(place, "rb") as file:
@@ -417,7 +417,7 @@ def revoke_key(data_folder: str | os.PathLike[str], name: str) -> AuthorizedKey 
 
 
 def _check_new(path: str | os.PathLike[str]) -> None:
-    """Raise ConfigError where a file cannot be made there."""
+    """Raises ConfigError where a file cannot be made there."""
     place = os.path.abspath(path)
     folder = os.path.dirname(place)
     if os.path.lexists(place):
@@ -429,7 +429,7 @@ def _check_new(path: str | os.PathLike[str]) -> None:
 
 
 def _write_new(path: str, document: msgspec.Struct) -> None:
-    """A file that was not there, for its owner only, whole or not at all, on the device."""
+    """Writes a new file, for its owner only, whole or not at all, on the device."""
     storage, path = Storage(), os.path.abspath(path)
     data = msgspec.json.format(msgspec.json.encode(document), indent=1) + b"\n"
     temporary = f"{path}.{os.getpid()}.tmp"
@@ -444,7 +444,8 @@ def _write_new(path: str, document: msgspec.Struct) -> None:
 
 
 def fingerprint_of(known: Iterable[AuthorizedKey]) -> str:
-    """Of all keys that are let in: the same where these are, with all that is said of them."""
+    """Returns the fingerprint of all authorized keys: equal where the keys and their fields are
+    equal."""
     said = sorted(
         f"{key.public} {key.principal} {key.namespace} {key.expires_text}" for key in known
     )
@@ -452,7 +453,7 @@ def fingerprint_of(known: Iterable[AuthorizedKey]) -> str:
 
 
 def as_dict(key: AuthorizedKey) -> dict[str, Any]:
-    """What may be shown of it."""
+    """Returns its fields that may be shown."""
     return {
         "principal": key.principal, "namespace": key.namespace, "public": key.public,
         "expires": key.expires_text, "fingerprint": key.fingerprint,

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class RangePartition(InputPartition):
-    """What one task reads."""
+    """The range that one task reads."""
 
     def __init__(self, asked: Range) -> None:
         super().__init__(asked)
@@ -28,14 +28,14 @@ class RangePartition(InputPartition):
 
 
 def read(partition: InputPartition, options: ReadOptions, schema: StructType) -> Iterator[Any]:
-    """The record batches of a task. Where nothing was planned Spark makes a partition of its own
-    that asks for nothing."""
+    """Yields the record batches of a task. Where nothing was planned Spark makes a partition of its
+    own that asks for nothing."""
     if isinstance(partition, RangePartition):
         yield from RangeReader(partition.asked, options, Layout(schema)).batches()
 
 
 class PenstockBatchReader(DataSourceReader):
-    """See the module. Holds no connection: it is sent to the tasks as well."""
+    """The batch reader of the source. Holds no connection: it is sent to the tasks as well."""
 
     def __init__(self, schema: StructType, options: Mapping[str, str]) -> None:
         Layout(schema)  # a wrong column is told at once

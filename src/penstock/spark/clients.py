@@ -1,7 +1,7 @@
-"""One client of a node for each process and address, whatever readers and writers it serves.
+"""One client of a node for each process and address, for all readers and writers.
 
-Python workers of Spark run one task after another: what a task needs of a node is asked through the
-client that the first one made. A forked worker makes its own.
+Python workers of Spark run one task after another: each task asks the node through the client that
+the first one made. A forked worker makes its own.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ Answer = TypeVar("Answer")
 
 
 class NodeAddress(NamedTuple):
-    """How a node is reached, as it travels from the driver to the tasks. `keys`: a key file, which
-    is to be found on every host at that path."""
+    """The address of a node, as it travels from the driver to the tasks. `keys`: a key file, at
+    that path on every host."""
 
     url: str
     transport: Transport = "auto"
@@ -55,8 +55,8 @@ class NodeAddress(NamedTuple):
 
     @classmethod
     def of(cls, options: Mapping[str, str]) -> NodeAddress:
-        """By the options `bootstrap`, `transport` and `keys`, in lower case. Without `bootstrap` it
-        is `$PENSTOCK_URL` of this process, else the default node."""
+        """Reads the options `bootstrap`, `transport` and `keys`, in lower case. Without `bootstrap`
+        it is `$PENSTOCK_URL` of this process, else the default node."""
         if KAFKAS_BOOTSTRAP in options and "bootstrap" not in options:
             raise ConfigError(
                 f"option {KAFKAS_BOOTSTRAP} is {options[KAFKAS_BOOTSTRAP]!r}: it names brokers of "
@@ -72,12 +72,12 @@ class NodeAddress(NamedTuple):
         )
 
     def options(self) -> dict[str, str]:
-        """What `of` makes this of again: for a reader or a writer."""
+        """Returns the options from which `of` makes this again: for a reader or a writer."""
         found = {"bootstrap": self.url, "transport": self.transport, "keys": self.keys}
         return {name: value for name, value in found.items() if value is not None}
 
     def connect(self, client_id: str) -> Client:
-        """A client of its own, to be closed. Raises as `penstock.connect` does."""
+        """Makes a client of its own, which the caller closes. Raises as `penstock.connect` does."""
         return penstock.connect(
             self.url, client_id=client_id, transport=self.transport, keys=self.keys
         )
@@ -89,8 +89,8 @@ _admins: dict[tuple[int, int, NodeAddress], Admin] = {}
 
 
 def client_of(address: NodeAddress, *, is_first: bool = False) -> Client:
-    """The client of this process for that address. Not to be closed: the next task wants it too.
-    Raises `NotConnectedError`, telling what to do about it on the hosts of Spark's workers."""
+    """Returns the client of this process for that address. The caller does not close it: the next
+    task wants it too. Raises `NotConnectedError`, with advice for the hosts of Spark's workers."""
     place = (os.getpid(), address)
     with _lock:
         client = _clients.get(place)
@@ -100,13 +100,14 @@ def client_of(address: NodeAddress, *, is_first: bool = False) -> Client:
 
 
 def reach(address: NodeAddress) -> None:
-    """What a driver does before all else, for a query that begins: a host where nothing answers is
-    a `NoSuchNodeError`, which is not waited for. Tasks, and queries that run, are patient."""
+    """Checks, before a query begins, that a node answers. Where none does it raises
+    `NoSuchNodeError` without waiting. Tasks, and queries that run, are patient."""
     client_of(address, is_first=True)
 
 
 def admin_of(address: NodeAddress) -> Admin:
-    """The admin of this process and thread for that address, which is not to be closed either."""
+    """Returns the admin of this process and thread for that address, which the caller does not
+    close."""
     place = (os.getpid(), threading.get_ident(), address)
     admin = _admins.get(place)
     if admin is None:
@@ -115,7 +116,7 @@ def admin_of(address: NodeAddress) -> Admin:
 
 
 def forget() -> None:
-    """Close all of this process, for whoever knows that no task wants them any more."""
+    """Closes all clients of this process, once no task wants them any more."""
     with _lock:
         mine = [place for place in _clients if place[0] == os.getpid()]
         for place in [place for place in _admins if place[0] == os.getpid()]:
@@ -125,7 +126,7 @@ def forget() -> None:
 
 
 def consumer_of(address: NodeAddress, partition: tuple[str, int], isolation: Isolation) -> Consumer:
-    """A consumer of that partition; to be closed. Raises `UnknownTopicError`."""
+    """Makes a consumer of that partition, which the caller closes. Raises `UnknownTopicError`."""
 
     def attached() -> Consumer:
         consumer = client_of(address).consumer(isolation=isolation)
@@ -140,7 +141,7 @@ def consumer_of(address: NodeAddress, partition: tuple[str, int], isolation: Iso
 
 
 def describe(address: NodeAddress, topic: str) -> TopicDescription | None:
-    """How a topic stands now; None: there is none of that name."""
+    """Describes a topic; None: there is none of that name."""
     try:
         return patiently(lambda: admin_of(address).describe_topic(topic))
     except UnknownTopicError:
@@ -148,7 +149,7 @@ def describe(address: NodeAddress, topic: str) -> TopicDescription | None:
 
 
 def patiently(ask: Callable[[], Answer]) -> Answer:
-    """Ask again while the node is away: a query that fails is started by somebody, a node that
+    """Asks again while the node is away. A query that fails has to be started by hand; a node that
     restarts is back within a second."""
     until = time.monotonic() + AWAY_MAX
     pause = PAUSE_FIRST

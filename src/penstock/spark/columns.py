@@ -57,11 +57,11 @@ _ARROW: Final[dict[str, Any]] = {
     "headers": _LISTS,
 }
 _CREATED, _APPENDED = 0, 1
-"""What the column timestampType says: the producer's time, or the log's."""
+"""Values of the column timestampType: the producer's time, or the log's."""
 
 
 def schema(*, include_headers: bool) -> StructType:
-    """What is read where a query gives no schema of its own."""
+    """Returns the columns that a query without a schema of its own reads."""
     names = [name for name in TYPES if name != "headers" or include_headers]
     return StructType([StructField(name, TYPES[name]) for name in names])
 
@@ -92,7 +92,7 @@ class Layout:
         self._make = [_COLUMNS[name] for name in names]
 
     def batch(self, chunks: Sequence[Chunk]) -> pa.RecordBatch:
-        """The rows of chunks of one partition as one record batch."""
+        """Returns the rows of chunks of one partition as one record batch."""
         columns = []
         for make in self._make:
             parts = [make(chunk) for chunk in chunks]
@@ -121,7 +121,8 @@ def _timestamp_type(chunk: Chunk) -> Any:
 
 
 def _headers(chunk: Chunk) -> Any:
-    """Null where a record has none, as in Spark's Kafka connector."""
+    """Returns the headers of a chunk; null where a record has none, as in Spark's Kafka
+    connector."""
     found = chunk.columns.header_columns
     count = len(chunk)
     if found is None:

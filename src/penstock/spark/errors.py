@@ -1,4 +1,4 @@
-"""What is missing where Spark cannot be used, or has nobody to ask, in one sentence each."""
+"""Errors where Spark cannot be used, or finds no node, in one sentence each."""
 
 from __future__ import annotations
 

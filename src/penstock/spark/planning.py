@@ -1,4 +1,4 @@
-"""What a query reads next, by what the node says: topics, their ends, offsets by time.
+"""Plans what a query reads next, from the node's answers: topics, their ends, offsets by time.
 
 Runs on the driver, in the Python process that Spark keeps for a query. Owns the look-ups; the
 arithmetic is in `penstock.spark.triggers`.
@@ -25,7 +25,7 @@ from penstock.spark.triggers import Span, TopicView, TriggerStanding, View, spli
 
 
 class Planner:
-    """See the module."""
+    """The look-ups of one query on the driver."""
 
     def __init__(self, options: ReadOptions) -> None:
         self._options = options
@@ -35,7 +35,7 @@ class Planner:
 
     # --- what is there ---
     def view(self, *, must_be: bool) -> dict[str, TopicView]:
-        """The topics of the query as they stand now. With `must_be` one that is named and not there
+        """Returns the present topics of the query. With `must_be` one that is named and not there
         is an `UnknownTopicError`."""
         options = self._options
         if not self._has_begun:
@@ -79,15 +79,15 @@ class Planner:
         return {number: spans[number] for number in numbers if number in spans}
 
     def goes_on(self, start: Positions, now: View) -> TriggerStanding:
-        """Where a query that stands at `start` goes on. Raises `DataLossError` for what was lost,
-        or logs it."""
+        """Returns where a query at `start` goes on. Raises `DataLossError` for what was lost, or
+        logs it."""
         at = standing(start, now, self._diverged(start, now))
         for loss in at.losses:
             self._losses.tell(loss)
         return at
 
     def _diverged(self, start: Positions, now: View) -> dict[Partition, int]:
-        """Rule 15: where logs parted, of those that began another leader epoch."""
+        """Returns where logs parted, of those that began another leader epoch (rule 15)."""
         found = {}
         for name, place in start.places.items():
             topic, number = name
@@ -107,13 +107,13 @@ class Planner:
 
     # --- where to begin and to end ---
     def initial(self) -> Positions:
-        """Where a stream begins."""
+        """Returns the begin of a stream."""
         now = self.view(must_be=True)
         offsets = self._resolved(self._options.starting, now, is_start=True)
         return _positions(offsets, now)
 
     def batch(self) -> list[Range]:
-        """What a batch query reads."""
+        """Returns the ranges that a batch query reads."""
         options = self._options
         now = self.view(must_be=True)
         starts = self._resolved(options.starting, now, is_start=True)
@@ -169,7 +169,7 @@ class Planner:
     def _by_time(
         self, times: Offsets, spans: Mapping[Partition, Span], bound: Bound, is_start: bool
     ) -> Offsets:
-        """The first records that are as late as that."""
+        """Returns the first records that are as late as these times."""
         found: Offsets = {}
         for name, milliseconds in times.items():
             with self._consumer(name) as consumer:

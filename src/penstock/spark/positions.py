@@ -1,15 +1,15 @@
-"""Where a query stands, as Spark keeps it, and what a batch between two such places reads.
+"""The positions of a query, as Spark keeps them, and the ranges of a batch between two of them.
 
-Positions travel as JSON through Spark's checkpoint, which compares them as text: topics and
-partitions are in order, and a partition that nothing is taken of keeps its entry as it was.
+Positions travel as JSON through Spark's checkpoint, which compares them as text. So topics and
+partitions are in order, and a partition that nothing is taken of keeps its entry unchanged.
 
     {"version": 1, "topics": {"orders": {"id": "5f..", "partitions": {
         "0": {"offset": 23, "epoch": 4}, "1": {"offset": 7, "epoch": 4, "begin": 0}}}}}
 
-`offset` is the next to read, `epoch` the leader epoch in which what stands before it was read (rule
-15). `begin`, in the end of a batch, is where that batch begins in this partition where its start
-does not tell: in the first batch, in new partitions, behind what was lost. So a batch that is
-planned again reads the same records, wherever "latest" lies by then.
+`offset` is the next to read, `epoch` the leader epoch in which the records before it were read
+(rule 15). `begin`, in the end of a batch, is where that batch begins in this partition. It is there
+where the start does not tell: in the first batch, in new partitions, behind what was lost. So a
+batch that is planned again reads the same records, wherever "latest" lies by then.
 
 Pure: no clock, no node.
 """
@@ -34,7 +34,7 @@ class DataLossError(PenstockError):
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """See the module."""
+    """A position in one partition, as a checkpoint keeps it."""
 
     offset: int
     epoch: int = EPOCH_UNKNOWN
@@ -51,7 +51,7 @@ class Positions:
     is_initial: bool = False
 
     def to_json(self) -> dict[str, Any]:
-        """What Spark keeps."""
+        """Returns the positions as Spark keeps them."""
         topics: dict[str, Any] = {
             name: {"id": self.ids[name], "partitions": {}} for name in sorted(self.ids)
         }
@@ -95,8 +95,8 @@ class Positions:
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """Offsets `begin` to `end` of a partition of the topic with that id; the leader epochs of what
-    stands before both."""
+    """Offsets `begin` to `end` of a partition of the topic with that id, and the leader epochs of
+    the records before both."""
 
     topic: str
     topic_id: str
@@ -111,7 +111,7 @@ class Range:
 
 
 def ranges(start: Positions, end: Positions) -> list[Range]:
-    """What a batch from `start` to `end` reads, by what these two say alone."""
+    """Returns the ranges of a batch from `start` to `end`, from these two alone."""
     found = []
     for name, place in sorted(end.places.items()):
         topic, number = name
@@ -133,7 +133,7 @@ def ranges(start: Positions, end: Positions) -> list[Range]:
 
 
 def lag(here: Positions, there: Positions) -> int:
-    """How many offsets, of all partitions, `here` is behind `there`."""
+    """Returns how many offsets, of all partitions, `here` is behind `there`."""
     return sum(
         max(0, place.offset - here.places[name].offset)
         for name, place in there.places.items()

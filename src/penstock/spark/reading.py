@@ -1,8 +1,8 @@
-"""A range of offsets of one partition, read by a task as Arrow record batches.
+"""Reads a range of offsets of one partition in a task, as Arrow record batches.
 
-A task may run long after its range was planned. So it looks at what is there before it reads: the
-same topic, the same log as far as leader epochs tell, and all of the range. What is not as it was
-planned is a `DataLossError`, or with `failOnDataLoss` false a warning, and what is left is read.
+A task may run long after its range was planned. So it first checks that the topic is the same, the
+log too as far as leader epochs tell, and that all of the range is there. A difference is a
+`DataLossError`, or with `failOnDataLoss` false a warning, and the rest is read.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ NAP: Final = 0.05
 
 
 class Losses:
-    """What was to be read and is gone: an error, or (`failOnDataLoss` false) counted and logged."""
+    """Records that were planned and are gone: an error, or (`failOnDataLoss` false) counted and
+    logged."""
 
     def __init__(self, options: ReadOptions) -> None:
         self._is_error = options.fail_on_data_loss
@@ -55,7 +56,7 @@ class Losses:
 
 
 class RangeReader:
-    """See the module."""
+    """The reader of one planned range."""
 
     def __init__(self, asked: Range, options: ReadOptions, layout: Layout) -> None:
         self._range = asked
@@ -66,7 +67,7 @@ class RangeReader:
         self._lost = Losses(options).tell
 
     def batches(self) -> Iterator[pyarrow.RecordBatch]:
-        """All records of the range, in order."""
+        """Yields all records of the range, in order."""
         asked, options = self._range, self._options
         try:
             consumer = consumer_of(options.address, self._name, options.isolation)
@@ -89,7 +90,7 @@ class RangeReader:
 
     # --- what is there ---
     def _begin(self, consumer: Consumer) -> int | None:
-        """Where to begin, and in `_end` where to end; None: nowhere."""
+        """Returns where to begin, and sets in `_end` where to end; None: nowhere."""
         asked = self._range
         topic = describe(self._options.address, asked.topic)
         if topic is None or topic.topic_id != asked.topic_id:
@@ -180,8 +181,8 @@ def overtaken(offset: int, start: int) -> str:
 
 
 def divergence(consumer: Consumer, name: Partition, offset: int, epoch: int) -> int | None:
-    """Where the log parted from what was read up to `offset` in that leader epoch; None: it did
-    not. Moves the consumer, which has the partition assigned."""
+    """Returns where the log parted from the records up to `offset` in that leader epoch; None: it
+    did not. Moves the consumer, which has the partition assigned."""
     try:
         consumer.seek(*name, Offset.exact(offset), leader_epoch=epoch)
         consumer.poll(max_records=1, timeout=0.0)

@@ -1,7 +1,7 @@
-"""What `spark.read` and `spark.readStream` were told, checked: the options of the source.
+"""The options of `spark.read` and `spark.readStream`, checked: those of the source.
 
 Names and meanings are those of Spark's Kafka connector where it has them. Spark hands all names
-over in lower case and all values as text. Pure: whether topics are there is asked elsewhere.
+over in lower case and all values as text. Pure: it never checks whether topics exist.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ Offsets = dict[Partition, int]
 
 @dataclass(frozen=True, slots=True)
 class SourceTopics:
-    """What to read: topics by name, by pattern, or single partitions."""
+    """The topics to read: by name, by pattern, or single partitions."""
 
     names: tuple[str, ...] = ()
     pattern: str | None = None
     partitions: dict[str, tuple[int, ...]] | None = None
 
     def chosen(self, there: Callable[[], list[str]]) -> list[str]:
-        """The names of the topics; `there` tells of all that there are."""
+        """Returns the names of the topics; `there` lists all existing ones."""
         if self.pattern is not None:
             matches = re.compile(self.pattern).fullmatch
             return [name for name in there() if matches(name)]
@@ -65,8 +65,8 @@ class SourceTopics:
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """Where reading begins or ends. `option` is who said so. `offsets` may hold `LATEST` and
-    `EARLIEST`; `time` is for all partitions, `times` for each, in milliseconds."""
+    """The begin or end of reading. `option` is the option that set it. `offsets` may hold `LATEST`
+    and `EARLIEST`; `time` is for all partitions, `times` for each, in milliseconds."""
 
     option: str
     place: Literal["earliest", "latest", "offsets", "time", "times"]
@@ -77,7 +77,7 @@ class Bound:
 
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
-    """See the module; docs/guide/spark.md explains each."""
+    """The checked options of the source; docs/guide/spark.md explains each."""
 
     address: NodeAddress
     topics: SourceTopics
@@ -130,7 +130,7 @@ class ReadOptions:
 
 
 def includes_headers(options: Mapping[str, str]) -> bool:
-    """Whether the source's own schema has the column `headers`."""
+    """Returns whether the source's own schema has the column `headers`."""
     return _flag({name.lower(): value for name, value in options.items()}, "includeHeaders", False)
 
 
@@ -192,7 +192,8 @@ def _topics(given: Mapping[str, str]) -> SourceTopics:
 def _bound(
     given: Mapping[str, str], which: Literal["starting", "ending"], default: str, streaming: bool
 ) -> Bound:
-    """One time for all wins over times, and these over offsets, as in Spark's Kafka connector."""
+    """Reads a bound. One time for all wins over times, and these over offsets, as in Spark's Kafka
+    connector."""
     time, times, offsets = f"{which}Timestamp", f"{which}OffsetsByTimestamp", f"{which}Offsets"
     if time.lower() in given:
         return Bound(time, "time", time=_time(time, given[time.lower()]))
@@ -267,7 +268,7 @@ def _flag(given: Mapping[str, str], option: str, default: bool) -> bool:
 
 
 def _choice(given: Mapping[str, str], option: str, choices: tuple[str, ...]) -> str:
-    """The first is the default."""
+    """Reads an option with choices; the first is the default."""
     text = given.get(option.lower(), choices[0]).strip().lower().replace("_", "-")
     if text not in choices:
         raise ConfigError(f"{option} is {text!r}: it is one of {', '.join(choices)}")

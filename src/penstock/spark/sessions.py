@@ -83,7 +83,7 @@ def session(
 
 
 def is_running() -> bool:
-    """Whether this process has a session already."""
+    """Returns whether this process has a session already."""
     if "pyspark" not in sys.modules:
         return False
     from pyspark.sql import SparkSession
@@ -92,10 +92,10 @@ def is_running() -> bool:
 
 
 def register(spark: SparkSession) -> None:
-    """Make the format "penstock" known to a session.
+    """Makes the format "penstock" known to a session.
 
-    Spark looks whether there is a format of that name in the session that is active, whichever it
-    registers for: so that is made the active one meanwhile.
+    Spark looks for a format of that name in the active session, whichever session it registers for:
+    so this one is made active meanwhile.
     """
     from penstock.spark.source import PenstockDataSource
 

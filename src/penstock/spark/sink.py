@@ -3,16 +3,17 @@
 | | transactional id | epoch | after a crash of the driver |
 |---|---|---|---|
 | stream | the query's id (behind `txnId`) | the batch's number | Spark runs the batch again |
-| batch with `txnId` | `txnId` | `txnEpoch`, else 0 | whoever wrote may write it again |
+| batch with `txnId` | `txnId` | `txnEpoch`, else 0 | the writer may write it again |
 | batch without | one of its own | 0 | nothing was published, or all of it |
 
-An epoch is decided once (rule 20). Before that, nothing of it is seen, however many attempts staged
-rows; after it, what an attempt would stage again is left out, and its commit hears that it is done.
-`abort` may come after a commit went through, or after one without an answer: so it gives up stages
-by their names, which decides nothing, and only an id that nobody else has is decided against.
+An epoch is decided once (rule 20). Before that no reader sees any of it, however many attempts
+staged rows. After it, rows that an attempt would stage again are left out, and its commit hears
+that it is done. `abort` may come after a commit went through, or after one without an answer. So it
+gives up stages by their names, which decides nothing. Only an id that no other writer has is
+decided against.
 
-A writer is made on the driver for each attempt of a batch and travels to the tasks; the commit of a
-stream runs in a process of its own, with a writer made again, which knows what the messages say.
+A writer is made on the driver for each attempt of a batch and travels to the tasks. The commit of a
+stream runs in a process of its own, with a writer made again, which knows only the messages.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ ABORT_WITHIN: Final = 10.0
 
 @dataclass(frozen=True, slots=True)
 class StageMessage(WriterCommitMessage):
-    """What a task tells the driver."""
+    """The report of a task to the driver."""
 
     transaction: Transaction
     staged: Staged
@@ -68,7 +69,7 @@ class BatchWriter(DataSourceArrowWriter):
 
     @property
     def _is_alone(self) -> bool:
-        """Whether nobody else can have the transactional id."""
+        """Returns whether no other writer can have the transactional id."""
         return self._options.txn_id is None
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
@@ -139,7 +140,7 @@ def new_attempt() -> str:
 
 
 def local(name: str) -> str | None:
-    """A local property of the job of which this process runs a task."""
+    """Returns a local property of the job of which this process runs a task."""
     context = TaskContext.get()
     return None if context is None else context.getLocalProperty(name)
 
@@ -152,12 +153,13 @@ def stage(
 
 
 def known(messages: Sequence[WriterCommitMessage | None]) -> list[StageMessage]:
-    """Without those of tasks that failed: these gave their stages up themselves."""
+    """Returns the messages without those of tasks that failed: these gave their stages up
+    themselves."""
     return [each for each in messages if isinstance(each, StageMessage)]
 
 
 def complete(messages: Sequence[WriterCommitMessage | None]) -> list[StageMessage]:
-    """All of them. Raises where one is missing: its rows would be too."""
+    """Returns all messages. Raises where one is missing: its rows would be missing too."""
     told = known(messages)
     if len(told) < len(messages):
         raise er.PenstockError(
@@ -170,7 +172,7 @@ def complete(messages: Sequence[WriterCommitMessage | None]) -> list[StageMessag
 def publish(
     options: WriteOptions, transaction: Transaction, messages: list[StageMessage], *, is_last: bool
 ) -> None:
-    """Commit the stages of the messages, once. Done before, by whomever, it changes nothing."""
+    """Commits the stages of the messages, once. If it was done before, this changes nothing."""
     name, epoch = transaction.transactional_id, transaction.epoch
     others = {(each.transaction.transactional_id, each.transaction.epoch) for each in messages} - {
         (name, epoch)
@@ -208,7 +210,7 @@ def publish(
 
 
 def give_up(options: WriteOptions, messages: list[StageMessage]) -> None:
-    """End stages that will not be committed, so that they hold no reader back. Never raises."""
+    """Ends stages that will not be committed, so that they hold no reader back. Never raises."""
     names: dict[str, list[str]] = {}
     for each in messages:
         if each.staged.stage is not None:

@@ -57,7 +57,7 @@ def stage_batches(
     transaction: Transaction,
     batches: Iterable[pa.RecordBatch],
 ) -> Staged:
-    """Stage all rows. What there is of a stage is given up on the way out of any error.
+    """Stages all rows. An error ends the stage, as far as there is one.
 
     All batches are taken, also when the rows are left out: Spark's state stores keep only what was
     read to its end.
@@ -89,7 +89,7 @@ def stage_batches(
 
 
 def _begun(client: Client, options: WriteOptions, transaction: Transaction) -> Stage | None:
-    """None: the epoch is decided."""
+    """Begins a stage. Returns None if the epoch is decided."""
     try:
         return client.stage(
             transaction.transactional_id,
@@ -116,7 +116,7 @@ def _send(stage: Stage, options: WriteOptions, batch: pa.RecordBatch) -> None:
 def parts(
     batch: pa.RecordBatch, options: WriteOptions
 ) -> Iterator[tuple[str, int | None, pa.RecordBatch]]:
-    """(topic, partition or None for what the key says, its rows in order)."""
+    """Yields (topic, partition or None for the key's, its rows in order)."""
     names = [name for name in ("value", "key", "headers") if name in options.columns]
     columns = batch.select(names)
     topics, codes = _topics(batch, options.topic)
@@ -140,7 +140,7 @@ def parts(
 
 
 def _topics(batch: pa.RecordBatch, option: str | None) -> tuple[list[str], npt.NDArray[np.int64]]:
-    """Names, and int64[rows]: which of them each row goes to."""
+    """Returns names, and int64[rows]: the index of each row's name."""
     if option is not None:
         return [option], np.zeros(batch.num_rows, np.int64)
     column = batch.column("topic")
@@ -154,7 +154,7 @@ def _topics(batch: pa.RecordBatch, option: str | None) -> tuple[list[str], npt.N
 
 
 def _partitions(batch: pa.RecordBatch) -> npt.NDArray[np.int64]:
-    """int64[rows]: the partition that each row asks for, or `NO_PARTITION`."""
+    """Returns the partition that each row asks for, or `NO_PARTITION`, as int64[rows]."""
     column = batch.column("partition")
     if column.null_count < len(column) and (least := pc.min(column).as_py()) < 0:
         raise er.ConfigError(

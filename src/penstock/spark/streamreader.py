@@ -1,9 +1,9 @@
-"""`spark.readStream.format("penstock")`: what each trigger reads, told in offsets.
+"""`spark.readStream.format("penstock")`: the offsets that each trigger reads.
 
 Spark keeps these offsets in the query's checkpoint and goes on there; a group (`groupId`) is only
-told how far the query is. `initialOffset` is asked for twice in a run, and again in the next one if
-the first batch was not finished: what "latest" meant is kept for a run here, and for good in the
-end of the first batch, which is in the checkpoint before the batch is read
+told how far the query is. Spark calls `initialOffset` twice in a run, and again in the next one if
+the first batch was not finished. The meaning of "latest" is kept here for a run. The end of the
+first batch, which is in the checkpoint before the batch is read, keeps it for good
 (`penstock.spark.positions`).
 """
 
@@ -42,7 +42,8 @@ REPORT_PAUSE: Final = 10.0
 
 
 class PenstockStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """See the module. Connects when it is first asked something; tasks get a copy that never is."""
+    """The stream reader of the source. It connects at its first request; tasks get a copy that
+    never does."""
 
     def __init__(self, schema: StructType, options: Mapping[str, str]) -> None:
         Layout(schema)  # a wrong column is told at once
@@ -63,8 +64,8 @@ class PenstockStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._initial
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """Spark knows no limit of two sides: with both the larger one is told to it, and the
-        smaller one held to here."""
+        """Returns the limit that Spark is told. Spark knows no limit of two sides: with both it is
+        told the larger one, and the smaller one is kept here."""
         options = self._options
         if options.offsets_max is not None:
             return ReadMaxRows(options.offsets_max)
@@ -107,19 +108,19 @@ class PenstockStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return end.to_json()
 
     def _is_overdue(self) -> bool:
-        """Whether what is there is taken though it is little: as in Spark's Kafka connector the
-        first trigger of a run always takes it."""
+        """Returns whether even few records are taken now: as in Spark's Kafka connector the first
+        trigger of a run always takes them."""
         taken_at, delay = self._taken_at, self._options.trigger_delay
         return taken_at is None or time.monotonic() - taken_at >= delay
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
-        """What is there at all, as last seen, and how many offsets the query is behind it once this
-        batch is done: shown in `lastProgress`, beside what was taken."""
+        """Returns the last seen ends, and how many offsets the query is behind them once this batch
+        is done. Spark shows it in `lastProgress`, beside what was taken."""
         return self._latest
 
     # --- batches ---
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """By what the checkpoint says alone, so that a batch is the same when it is run again."""
+        """Plans by the checkpoint alone, so that a batch is the same when it is run again."""
         planned = ranges(Positions.from_json(start), Positions.from_json(end))
         return [RangePartition(asked) for asked in split(planned, self._options.partitions_min)]
 
@@ -128,11 +129,11 @@ class PenstockStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     # --- progress ---
     def commit(self, end: dict[str, Any]) -> None:
-        """Of a batch Spark says so only when it prepares the next one."""
+        """Reports a finished batch; Spark calls it only when it prepares the next one."""
         self._report(Positions.from_json(end))
 
     def _report(self, done: Positions) -> None:
-        """Tell the group how far the query is. Nothing depends on it, so that no error matters."""
+        """Tells the group how far the query is. Nothing depends on it, so that no error matters."""
         group = self._options.group
         if group is None or time.monotonic() < self._report_after:
             return

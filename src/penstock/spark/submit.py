@@ -1,4 +1,4 @@
-"""What `spark-submit` runs: the jobs, with the command line of `penstock spark`.
+"""The script that `spark-submit` runs: the jobs, with the command line of `penstock spark`.
 
 spark-submit --master spark://host:7077 .../penstock/spark/submit.py archive orders -o /archive
 """
@@ -10,7 +10,8 @@ from pathlib import Path
 
 
 def run() -> int:
-    """As a script, Python would look for every module in this folder first."""
+    """Runs the command line. As a script, Python would look for every module in this folder
+    first."""
     here = Path(__file__).resolve().parent
     sys.path[:] = [folder for folder in sys.path if Path(folder or ".").resolve() != here]
     from penstock.cli import main

@@ -1,7 +1,7 @@
-"""What a trigger may take of what is there, and what was lost since the last one: arithmetic.
+"""Computes what a trigger may take, and what was lost since the last one.
 
-Compares where a query stands (`penstock.spark.positions`) with how topics stand now, splits limits
-among partitions and ranges among tasks. Pure: no clock, no node.
+Compares the positions of a query (`penstock.spark.positions`) with the present topics, splits
+limits among partitions and ranges among tasks. Pure: no clock, no node.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from penstock.spark.positions import EPOCH_UNKNOWN, Partition, Place, Positions,
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A partition as it stands now: what may be read goes from `start` to `end`. `log_end`: where
-    records end of which some may not be read yet."""
+    """The present state of a partition: `start` to `end` may be read. `log_end`: the end of all
+    records, some of which may not be read yet."""
 
     start: int
     end: int
@@ -26,7 +26,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class TopicView:
-    """A topic as it stands now, with the partitions that the query reads of it."""
+    """The present state of a topic, with the partitions that the query reads of it."""
 
     id: str
     spans: dict[int, Span]
@@ -37,9 +37,9 @@ View = Mapping[str, TopicView]
 
 # --- how much a trigger takes ---------------------------------------------------------------------
 def shares(backlog: Mapping[Partition, int], limit: int, turn: int = 0) -> dict[Partition, int]:
-    """`limit` split among partitions: at least 1 for each that has something, the rest in
-    proportion, `limit` in all unless there is less. Where there are more partitions than `limit`,
-    that many have one each, beginning at `turn`: it is to grow by `limit` from call to call."""
+    """Splits `limit` among partitions: at least 1 for each that has something, the rest in
+    proportion, `limit` in all unless there is less. With more partitions than `limit`, that many
+    have one each, beginning at `turn`, which grows by `limit` from call to call."""
     wanting = sorted(partition for partition, left in backlog.items() if left > 0)
     total = sum(backlog[partition] for partition in wanting)
     if total <= limit:
@@ -59,8 +59,8 @@ def shares(backlog: Mapping[Partition, int], limit: int, turn: int = 0) -> dict[
 # --- from where a trigger goes on -----------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class TriggerStanding:
-    """Where a query goes on in each partition, and what it lost before that. `is_new`: the start of
-    the batch does not tell where, so its end has to."""
+    """The places where a query goes on, and what it lost before them. `is_new`: partitions for
+    which the start of the batch does not say where it begins, so its end has to."""
 
     begins: dict[Partition, int] = field(default_factory=dict)
     is_new: frozenset[Partition] = frozenset()
@@ -68,7 +68,7 @@ class TriggerStanding:
 
 
 def standing(start: Positions, now: View, diverged: Mapping[Partition, int]) -> TriggerStanding:
-    """Compare where a query stands with what is there. `diverged`: where the log parted from what
+    """Compares a query's positions with what is there. `diverged`: where the log parted from what
     was read, of those partitions whose leader epoch says that it may have."""
     begins: dict[Partition, int] = {}
     new: set[Partition] = set()
@@ -121,7 +121,7 @@ def _went_on(name: str, place: Place, span: Span, diverged: int | None) -> tuple
 
 
 def advance(start: Positions, now: View, at: TriggerStanding, limit: int | None) -> Positions:
-    """The end of the next batch: at most `limit` offsets on (None: as far as there is)."""
+    """Returns the end of the next batch: at most `limit` offsets on (None: as far as there is)."""
     backlog = {
         name: max(0, now[name[0]].spans[name[1]].end - begin) for name, begin in at.begins.items()
     }
@@ -152,7 +152,7 @@ def advance(start: Positions, now: View, at: TriggerStanding, limit: int | None)
 
 
 def capped(now: View, target: View) -> View:
-    """What is there, without the records that came after `target` was looked at."""
+    """Returns what is there, without the records that came after `target` was looked at."""
     found = {}
     for topic, view in now.items():
         then = target.get(topic)

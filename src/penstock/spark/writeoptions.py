@@ -1,7 +1,7 @@
-"""What `df.write` and `df.writeStream` were told, checked: options of the sink, and columns.
+"""The options of `df.write` and `df.writeStream`, checked, and the columns.
 
-Spark hands all names of options over in lower case and all values as text. Pure: whether a topic is
-there is found out by the tasks.
+Spark hands all names of options over in lower case and all values as text. Pure: the tasks find out
+whether a topic is there.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ Durability = Literal["fsynced", "appended"]
 
 @dataclass(frozen=True, slots=True)
 class WriteOptions:
-    """See the module; docs/guide/spark.md explains each option.
+    """The checked options of the sink; docs/guide/spark.md explains each option.
 
-    `topic`: where all rows go; None: each where its column `topic` says. `columns`: those that are
-    there, of value, key, headers, topic and partition."""
+    `topic`: where all rows go; None: each to the topic in its column `topic`. `columns`: those that
+    are there, of value, key, headers, topic and partition."""
 
     address: NodeAddress
     topic: str | None

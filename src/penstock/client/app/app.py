@@ -133,7 +133,7 @@ class App(Closing):
 
     @property
     def client(self) -> Client | None:
-        """What it reaches the node by; None while it does not run."""
+        """Returns the client of its node; None while it does not run."""
         return self._client
 
     # --- sending ---------------------------------------------------------------------------------
@@ -152,7 +152,7 @@ class App(Closing):
             return self._producer
 
     def send(self, topic: str, value: bytes | None, **fields: Any) -> Delivery:
-        """`Producer.send` of `producer`."""
+        """Sends as `Producer.send` of `producer`."""
         return self.producer.send(topic, value, **fields)
 
     # --- life ------------------------------------------------------------------------------------
@@ -227,8 +227,8 @@ class App(Closing):
             )
 
     def metrics(self) -> dict[str, int]:
-        """Records `handled`, tries that were `retried`, records `skipped`, of all workers since the
-        last start."""
+        """Returns the counts `handled`, `retried` and `skipped` of all workers since the last
+        start. `retried` counts tries, the others records."""
         counts = dict.fromkeys(("handled", "retried", "skipped"), 0)
         for worker in self._workers:
             for name, count in worker.counts.items():

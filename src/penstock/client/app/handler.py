@@ -1,4 +1,4 @@
-"""What a handler takes, by its annotations: how a record's value is decoded for it.
+"""Decodes a record's value for a handler, by the handler's annotations.
 
     def bill(order: Order) -> None           JSON, checked against the type: a dataclass, a msgspec
                                              struct, TypedDict, dict, list, int, ...
@@ -55,7 +55,7 @@ class Handler:
         self._decode = None if self._takes_record else self._decoder(first)
 
     def __call__(self, record: Record) -> Any:
-        """Call it. Raises `DecodeError`, and what the function raises."""
+        """Calls it. Raises `DecodeError`, and what the function raises."""
         if self._takes_record:
             return self.function(record)
         value = self._value(record)
@@ -77,7 +77,7 @@ class Handler:
             ) from error
 
     def _kinds(self) -> list[Any]:
-        """The types of its one or two parameters."""
+        """Returns the types of its one or two parameters."""
         try:
             hints = get_type_hints(self.function)
             parameters = inspect.signature(self.function).parameters.values()

@@ -3,13 +3,13 @@
     poll -> decode -> handle -> (retry) -> next      commit: what is handled, once its own records
                                                      are delivered
 
-A commit covers the handled records alone: one whose handler failed, or that a stop overtook while
-it waited for its next try, is sought again first. What the handler sent is flushed before, so that
-a commit never stands for records that are nowhere.
+A commit covers the handled records alone. The worker first goes back to a record whose handler
+failed, or that a stop overtook while it waited for its next try. It flushes what the handler sent
+before it commits, so that a commit never covers records that are nowhere.
 
-At most once a record is committed before its handler is called, which has no second try. As few
-are claimed at a time as a tenth of a second of work takes, since those are lost with their process;
-a stop works them off.
+With "at-most-once" a record is committed before its handler is called, which has no second try. It
+claims as few at a time as a tenth of a second of work takes, since those are lost with their
+process; a stop works them off.
 
 Owns that order. Never touches signals or other workers.
 """
@@ -59,7 +59,7 @@ REFUSED_BATCHES: Final = (er.ErrorCode.BATCH_TOO_LARGE, er.ErrorCode.INVALID_TIM
 
 @dataclass(frozen=True, slots=True)
 class Subscription:
-    """What `App.consumer` was told; see there."""
+    """The arguments of `App.consumer`."""
 
     handler: Handler
     topics: tuple[str, ...]
@@ -97,7 +97,8 @@ class Subscription:
 
 
 class Worker:
-    """See the module. `begin` is called in its thread before all else, `end` after all else."""
+    """One thread that runs one handler. `begin` is called in its thread before all else, `end`
+    after all else."""
 
     def __init__(
         self,
@@ -189,7 +190,7 @@ class Worker:
                 self._commit()
 
     def _read_claimed(self, consumer: GroupConsumer) -> None:
-        """At most once: a stop waits for what was claimed, for it does not come again."""
+        """Reads at most once: a stop waits for the claimed records, for they do not come again."""
         while not self._stopping.is_set() and not consumer.is_at_end():
             batch = consumer.poll(self._claim, POLL_SECONDS)
             left, begun = len(batch), time.monotonic()
@@ -207,7 +208,7 @@ class Worker:
                 self._commit()
 
     def _lose(self, left: int) -> None:
-        """These were claimed with a record that ends the app."""
+        """Counts the records that were claimed with one that ends the app."""
         self.counts["skipped"] += left
         if left:
             logger.error(
@@ -217,7 +218,8 @@ class Worker:
 
     # --- one record ------------------------------------------------------------------------------
     def _handle(self, record: Record) -> None:
-        """Handle it, or skip it, or leave it to come again: with an error, or because of a stop."""
+        """Handles it, or skips it, or leaves it to come again: with an error, or because of
+        a stop."""
         self.in_hand = record
         told = self.subscription
         pauses = Retries(told.retry_backoff, told.retry_backoff_max)
@@ -236,7 +238,7 @@ class Worker:
             self.in_hand = None
 
     def _tries(self, record: Record, pauses: Retries) -> bool:
-        """One try; whether the record is done. Raises what is to stop the app."""
+        """Tries once; returns whether the record is done. Raises what is to stop the app."""
         told = self.subscription
         try:
             called = told.handler(record)
@@ -265,7 +267,8 @@ class Worker:
         return True
 
     def _is_new(self, error: Exception) -> bool:
-        """Whether no error of this kind was told of this line: a traceback each is a flood."""
+        """Returns whether no error of this kind was logged for this line: a traceback each is a
+        flood."""
         place = error.__traceback__
         while place is not None and place.tb_next is not None:
             place = place.tb_next
@@ -276,7 +279,7 @@ class Worker:
         return is_new
 
     def _leave(self, record: Record) -> None:
-        """What is committed from here on does not cover it."""
+        """Goes back to the record, so that later commits do not cover it."""
         if self.subscription.is_at_most_once:
             return  # it is committed
         try:
@@ -287,13 +290,13 @@ class Worker:
 
     # --- commits ---------------------------------------------------------------------------------
     def _on_change(self, partitions: list[TopicPartition]) -> None:
-        """Before partitions go: what is done of them. After they came: where they begin, so that a
-        crash does not move "latest" on."""
+        """Commits before partitions go. After they came it commits their begin, so that a crash
+        does not move "latest" on."""
         self._commit()
 
     def _commit(self) -> None:
-        """Commit what is handled, unless it is. Without an answer it is tried again; at worst
-        records come again. Raises `DeliveryError` where what was sent is lost."""
+        """Commits what is handled, unless it is committed. Without an answer it tries again; at
+        worst records come again. Raises `DeliveryError` where what was sent is lost."""
         self._commit_at = time.monotonic() + self.subscription.commit_interval
         if not self._is_committing:
             return
@@ -314,7 +317,8 @@ class Worker:
 
 
 def _is_records(error: BaseException) -> bool:
-    """Whether a handler failed by its own code or by the record, and not by the app or its node."""
+    """Returns whether a handler failed by its own code or by the record, and not by the app or its
+    node."""
     if isinstance(error, er.ProduceError):
         return error.code in REFUSED_BATCHES
     return not isinstance(error, er.PenstockError) or isinstance(error, OF_RECORDS)

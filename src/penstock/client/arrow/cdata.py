@@ -38,7 +38,7 @@ _pointer_of = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char
 
 
 def pointer(capsule: object, name: bytes) -> int:
-    """The address in a capsule. Raises ValueError for one of another name."""
+    """Returns the address in a capsule. Raises ValueError for one of another name."""
     return int(_pointer_of(capsule, name))
 
 
@@ -55,5 +55,5 @@ def stream_at(address: int) -> Words:
 
 
 def pointers_at(address: int, number: int) -> list[int]:
-    """An array of pointers."""
+    """Returns an array of pointers."""
     return list((ctypes.c_uint64 * number).from_address(address)) if number else []

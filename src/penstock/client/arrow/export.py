@@ -10,12 +10,12 @@
 | value | binary | null: a tombstone |
 | headers | list<struct<name: string, value: binary>> | empty: none |
 
-The bytes and offsets of keys and values are not copied: Arrow's `binary` layout is what stands in
-the log, and the buffers are the mapped segment (or the body that was decompressed), which lives as
-long as an array over it. All else is made, in a few numpy calls a batch.
+The bytes and offsets of keys and values are not copied: the log has Arrow's `binary` layout. The
+buffers are the mapped segment (or the body that was decompressed), which lives as long as an array
+over it. All else is made, in a few numpy calls a batch.
 
-Needs pyarrow, which holds the buffers and gives streams out (docs/decisions/0010 says why no other
-way is safe). Imported only when somebody asks for Arrow.
+Needs pyarrow, which holds the buffers and makes the streams (docs/decisions/0010 says why no other
+way is safe). Imported only when Arrow is asked for.
 """
 
 from __future__ import annotations
@@ -86,12 +86,12 @@ CONSTANT_MAX: Final = 1 << 16
 
 
 def _length(count: int) -> int:
-    """A length to keep for columns of `count` rows: few different ones."""
+    """Returns the length to keep for columns of `count` rows: there are few different ones."""
     return 1 << max(10, (count - 1).bit_length())
 
 
 def constant(make: Callable[..., Any], count: int, *what: Any) -> Any:
-    """`count` rows of a constant column; `make` is one of the functions below."""
+    """Returns `count` rows of a constant column; `make` is one of the functions below."""
     if count > CONSTANT_MAX:
         return make.__wrapped__(count, *what)  # type: ignore[attr-defined]
     return make(_length(count), *what).slice(0, count)
@@ -126,12 +126,12 @@ def _no_headers(length: int) -> Any:
 
 # --- columns of records ---------------------------------------------------------------------------
 def numbers(kind: Any, array: npt.NDArray[Any]) -> Any:
-    """A column of fixed width without nulls, over the array's own bytes."""
+    """Returns a column of fixed width without nulls, over the array's own bytes."""
     return pa.Array.from_buffers(kind, len(array), [None, pa.py_buffer(array)], 0)
 
 
 def binary(column: BinaryColumn | NullColumn, kind: Any = _BINARY) -> Any:
-    """A column of byte strings, in place."""
+    """Returns a column of byte strings, in place."""
     count = len(column)
     if isinstance(column, NullColumn):
         return constant(_nulls, count)
@@ -144,7 +144,8 @@ def binary(column: BinaryColumn | NullColumn, kind: Any = _BINARY) -> Any:
 
 
 def texts(strings: BinaryColumn) -> Any:
-    """A column of UTF-8; what is none (the log takes any bytes) is repaired in a copy."""
+    """Returns a column of UTF-8; text that is none (the log takes any bytes) is repaired in
+    a copy."""
     if bytes(strings.data).isascii():
         return binary(strings, pa.string())
     return pa.array(
@@ -169,7 +170,7 @@ _TIMESTAMP: Final = SCHEMA.field("timestamp").type
 
 
 def record_batch(chunk: BatchRows, topics: tuple[str, ...]) -> Any:
-    """A chunk as a `pyarrow.RecordBatch`. Its topic is one of `topics`, the dictionary."""
+    """Converts a chunk to a `pyarrow.RecordBatch`. Its topic is one of `topics`, the dictionary."""
     count = len(chunk)
     return pa.RecordBatch.from_arrays(
         [
@@ -197,5 +198,5 @@ def table(chunks: Iterable[BatchRows], topics: Iterable[str]) -> pa.Table:
 
 
 def reader(chunks: Iterable[BatchRows], topics: Iterable[str]) -> pa.RecordBatchReader:
-    """A stream that takes chunks as it is read, by whatever thread reads it."""
+    """Returns a stream that takes chunks as it is read, by any thread."""
     return pa.RecordBatchReader.from_batches(SCHEMA, record_batches(chunks, topics))

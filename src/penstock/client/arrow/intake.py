@@ -1,8 +1,9 @@
-"""Arrow streams of others as columns to be sent: what is named is found, checked, and viewed.
+"""Reads foreign Arrow streams as columns to be sent: finds the named columns, checks them, views
+them.
 
-Columns are views of the stream's own buffers, good until the next array is asked for; what is cut
-out of them as a column of this package is so too, unless its layout had to be changed. Owns reading
-of foreign structs. Trusts them: whoever hands over a pointer shares the process.
+Columns are views of the stream's own buffers, good until the next array is asked for. A column of
+this package that is cut out of them is a view, too, unless its layout had to be changed. Owns the
+reading of foreign structs. Trusts them: a caller that hands over a pointer shares the process.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from penstock.core.gather import (
 )
 
 INLINE: Final = 12
-"""Items of a view column up to this length stand in the view itself, behind its length."""
+"""Items of a view column up to this length are in the view itself, behind its length."""
 
 _OFFSETS: Final = {"z": np.int32, "u": np.int32, "Z": np.int64, "U": np.int64}
 _VIEWS: Final = ("vz", "vu")
@@ -78,7 +79,7 @@ def read_kind(address: int) -> ArrowKind:
 
 # --- columns ------------------------------------------------------------------------------------
 def view(address: int, count: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-    """`count` items of a foreign buffer."""
+    """Returns `count` items of a foreign buffer."""
     size = count * np.dtype(dtype).itemsize
     if not size:
         return np.empty(0, dtype)
@@ -88,7 +89,7 @@ def view(address: int, count: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
 
 
 def validity(words: cdata.Words, offset: int, count: int) -> npt.NDArray[np.bool_] | None:
-    """bool[count] of an array's bitmap; None where nothing is null."""
+    """Returns an array's bitmap as bool[count]; None where nothing is null."""
     bitmap = cdata.pointers_at(words[5], 1)[0] if words[3] else 0
     if not bitmap or words[1] == 0:
         return None
@@ -187,7 +188,7 @@ class Headers:
 
 
 def read_items(kind: ArrowKind, address: int, offset: int, count: int) -> Items:
-    """A column of byte strings of an array struct, its rows from `offset` on."""
+    """Returns a column of byte strings of an array struct, its rows from `offset` on."""
     words = cdata.array_at(address)
     offset += words[2]
     valid = validity(words, offset, count)
@@ -208,7 +209,7 @@ def read_items(kind: ArrowKind, address: int, offset: int, count: int) -> Items:
 
 
 def read_times(kind: ArrowKind, address: int, offset: int, count: int, missing: int) -> Longs:
-    """int64[count]: microseconds; `missing` where null."""
+    """Returns microseconds as int64[count]; `missing` where null."""
     words = cdata.array_at(address)
     offset += words[2]
     valid = validity(words, offset, count)
@@ -242,7 +243,7 @@ def read_headers(kind: ArrowKind, address: int, offset: int, count: int) -> Head
 # --- streams ------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """Which columns are to be sent, by name."""
+    """The names of the columns to send."""
 
     value: str
     key: str | None = None
@@ -288,7 +289,7 @@ class Intake:
             self._places[role] = (place, schema.children[place])
 
     def parts(self, missing_time: int) -> Generator[Part, None, None]:
-        """The arrays of the stream. Records without a time get `missing_time`."""
+        """Yields the arrays of the stream. Records without a time get `missing_time`."""
         array = (ctypes.c_uint64 * cdata.ARRAY_WORDS)()
         at = ctypes.addressof(array)
         get_next = cdata.GET(cdata.stream_at(self._stream)[1])
@@ -325,7 +326,7 @@ class Intake:
 
 
 def _check(role: str, kind: ArrowKind, what: str) -> None:
-    """Whether a column can play its role. TypeError with what to do otherwise."""
+    """Checks that a column fits its role. Raises TypeError with advice otherwise."""
     if role in ("value", "key"):
         good, needed = kind.is_binary, "binary or string"
         hint = (
@@ -347,7 +348,7 @@ def _check(role: str, kind: ArrowKind, what: str) -> None:
 
 
 def check(stream: int, code: int, what: str) -> None:
-    """Raise for an error that a stream reports."""
+    """Raises the error that a stream reports."""
     if not code:
         return
     text = cdata.GET_ERROR(cdata.stream_at(stream)[2])(stream)
@@ -363,7 +364,8 @@ def release_array(address: int) -> None:
 
 @contextmanager
 def opened(data: Any, wanted: Wanted) -> Iterator[Intake]:
-    """Read `data`, which has `__arrow_c_stream__`; it is let go at the end, read out or not.
+    """Reads `data`, which has `__arrow_c_stream__`, and releases the stream at the end, whether
+    read to its end or not.
 
     Raises TypeError for what is no Arrow stream and for columns of types that cannot be sent,
     ValueError for columns that are not there.

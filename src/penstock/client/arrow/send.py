@@ -1,8 +1,8 @@
 """`Producer.send_arrow`: columns of an Arrow stream become batches without an object per record.
 
-Each array of the stream is cut into slabs of about a batch for each partition; a slab's rows are
-put into the order of their partitions, encoded, and handed to the outbox before the next one, so
-that the producer's memory bound holds for streams of any length.
+Each array of the stream is cut into slabs of about a batch for each partition. A slab's rows are
+put into the order of their partitions, encoded, and handed to the outbox before the next one. So
+the producer's memory bound holds for streams of any length.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ LANE_WAIT: Final = 0.05
 """Seconds that a slab waits for the lanes to take what came before it. While they do, it goes from
 the stream's memory into the lane; otherwise it is copied out and waits in the buffer."""
 RECORD_SLACK: Final = 32
-"""What a record of its own costs a batch besides what `sizes` counts, in bytes."""
+"""Bytes that a record of its own costs a batch besides those that `sizes` counts."""
 
 
 def ended(steps: Generator[None, None, BatchDelivery]) -> BatchDelivery:
-    """What `sending` comes to."""
+    """Runs `sending` to its end and returns its delivery."""
     try:
         while True:
             next(steps)
@@ -54,8 +54,8 @@ def sending(
     partition: int | None,
     patience: float = 0.0,
 ) -> Generator[None, None, BatchDelivery]:
-    """`Producer.send_arrow`, slab by slab. Where there is no room for one, others may wait for it,
-    up to `patience` seconds a slab; after that it is as the producer's policy says."""
+    """Sends as `Producer.send_arrow`, slab by slab. Where there is no room for one, the caller may
+    wait for it, up to `patience` seconds a slab. After that the producer's policy decides."""
     state = pipeline.state
     with opened(data, wanted) as intake:
         _known(pipeline, topic).check_partition(partition)
@@ -85,7 +85,7 @@ def sending(
 
 
 def _known(pipeline: Pipeline, topic: str) -> TopicRoutes:
-    """Where a topic's records go, looked up if need be."""
+    """Returns the routes of a topic's records, looked up if need be."""
     state = pipeline.state
     while True:
         with state.lock:
@@ -125,8 +125,8 @@ def slabs(
 def _launch(
     pipeline: Pipeline, box: Box, slab: RecordColumns, partition: int | None, until: float
 ) -> bool:
-    """Encode a slab and send it on its way, once there is room. False, where there is none now:
-    others are to wait for it `until` then."""
+    """Encodes a slab and sends it, once there is room. Returns False where there is none now: then
+    the caller waits for it, `until` at the latest."""
     state = pipeline.state
     room_until: float | None = None
     is_patient = True
@@ -160,7 +160,7 @@ def _has_left(routes: TopicRoutes) -> bool:
 def _launch_slab(
     pipeline: Pipeline, box: Box, slab: RecordColumns, routes: TopicRoutes, partition: int | None
 ) -> None:
-    """Encode a slab and send it on its way, unless it is dropped (lock held)."""
+    """Encodes a slab and sends it, unless it is dropped (lock held)."""
     if slab.headers is not None:
         routes.check_size(int(slab.sizes().max()) + RECORD_SLACK)
     size = slab.values.nbytes + (0 if slab.keys is None else slab.keys.nbytes)
@@ -190,7 +190,7 @@ def _seal(
     batches: list[Batch], box: Box, slab: RecordColumns, topic: TopicRoutes,
     settings: SealSettings, partition: int | None,
 ) -> None:  # fmt: skip
-    """Encode a slab's rows, partition by partition."""
+    """Encodes a slab's rows, partition by partition."""
     total = len(topic.routes)
     if partition is not None or slab.keys is None or total == 1:
         route = topic.routes[topic.next_sticky() if partition is None else partition]
@@ -209,7 +209,7 @@ def _seal(
 
 
 def choose(keys: BinaryColumn, topic: TopicRoutes) -> Longs:
-    """int64[n]: the partition of every key; the sticky one where there is none."""
+    """Returns the partition of every key, as int64[n]; the sticky one where there is none."""
     starts = keys.offsets[:-1].astype(np.int64)
     data = np.frombuffer(keys.data, np.uint8)
     lengths = keys.lengths.astype(np.int64)

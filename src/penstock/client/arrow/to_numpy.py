@@ -12,8 +12,9 @@ from penstock.core.columns import BinaryColumn
 
 
 def values(columns: Sequence[BinaryColumn], dtype: npt.DTypeLike | None) -> npt.NDArray[Any]:
-    """uint8[n, width], or `dtype`[n] (or [n, width / itemsize]): a view where there is one column,
-    joined by one copy where there are several. ValueError where widths differ or values are null.
+    """Returns uint8[n, width], or `dtype`[n] (or [n, width / itemsize]): a view where there is one
+    column, joined by one copy where there are several. Raises ValueError where widths differ or
+    values are null.
     """
     wanted = None if dtype is None else np.dtype(dtype)
     parts = [matrix(column) for column in columns if len(column)]
@@ -37,7 +38,7 @@ def values(columns: Sequence[BinaryColumn], dtype: npt.DTypeLike | None) -> npt.
 
 
 def matrix(column: BinaryColumn) -> npt.NDArray[np.uint8]:
-    """uint8[n, width] over the bytes of a column as they stand."""
+    """Returns uint8[n, width] over the bytes of a column in place."""
     if column.valid is not None and not column.valid.all():
         raise ValueError(
             f"{int(np.count_nonzero(~column.valid))} of {len(column)} values are null "

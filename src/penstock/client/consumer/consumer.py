@@ -1,8 +1,8 @@
 """The consumer without a group: assigned partitions, read in place from their segment files.
 
-How far may be read stands in shared memory, the records in the page cache; the node is asked only
-where topics are. While there is nothing to read the consumer sleeps on its doorbell, which writers
-ring. A node that goes away is looked for again during such sleeps; reading goes on without it.
+The readable end is in shared memory, the records in the page cache; the node is asked only for the
+places of topics. While there is nothing to read the consumer sleeps on its doorbell, which writers
+ring. It looks for a lost node again during such sleeps; reading goes on without it.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ from penstock.ipc.waits import Waits, run
 logger = logging.getLogger("penstock.consumer")
 
 END_POLL: Final = 0.05
-"""Seconds of a poll by who reads up to an end: what is below it is there, or is no record but the
-mark of a transaction, which is passed over without bringing anything."""
+"""Seconds of a poll by a consumer that reads up to an end. Whatever is below the end is there: a
+record, or the mark of a transaction, which is passed over without a record."""
 
 FAR_PATIENCE: Final = 0.1
-"""Seconds that a poll waits beyond its own time for what is known to be on its way from another
-host: such records are there, though not here."""
+"""Seconds that a poll waits beyond its own time for records on their way from another host: they
+are there, though not here."""
 
 Start = Offset | str | int | datetime
 
@@ -75,7 +75,7 @@ class Consumer(Closing, Elsewhere):
             batch). Where that does not reach all of them, the next poll begins with the others.
             From another host as much is fetched ahead, at least 64 KiB of each partition.
         latest_only: "key" brings only the newest record of each key, "partition" only the newest
-            record, of what stands before the consumer when it polls. The position goes past the
+            record, of all before the consumer when it polls. The position goes past the
             rest, counted as `skipped` in `metrics`. See `penstock.client.consumer.latest`.
         spin: seconds to go on looking for records before it sleeps, 0 to 0.1; not over tcp. With
             0 it sleeps at once, and each wake costs what the system takes for one. A consumer that
@@ -155,14 +155,14 @@ class Consumer(Closing, Elsewhere):
         run(self.assigning(partitions))
 
     def assigning_all(self, topics: Collection[str]) -> Waits[None]:
-        """`assign` all partitions of these topics, with the waiting left to another one."""
+        """Assigns all partitions of these topics, as waits that the caller carries out."""
         found = yield from self._attachment.finding(self, topics, self._timeout)
         yield from self.assigning(
             (topic, number) for topic in topics for number in range(len(found[topic].pages))
         )
 
     def assigning(self, partitions: Iterable[TopicPartition]) -> Waits[None]:
-        """`assign`, with the waiting left to another one."""
+        """Assigns like `assign`, as waits that the caller carries out."""
         self._check_usable()
         wanted = list(dict.fromkeys(map(check_pair, partitions)))
         topics = {topic for topic, _ in wanted}
@@ -186,7 +186,7 @@ class Consumer(Closing, Elsewhere):
         self._adopt(assigned)
 
     def _partition(self, name: TopicPartition, topic_id: bytes, page: int) -> AssignedPartition:
-        """A partition to read, wherever its log lies."""
+        """Returns a partition to read, on this host or another one."""
         session, state = self._session, self._session.page(page)
         latest, isolation = self._latest_only, self._isolation
         if session.far is not None:
@@ -198,7 +198,7 @@ class Consumer(Closing, Elsewhere):
         return AssignedPartition(name, topic_id, state, source, latest, isolation)
 
     def _adopt(self, assigned: dict[TopicPartition, AssignedPartition]) -> None:
-        """Read these from now on; others are closed."""
+        """Reads these from now on; others are closed."""
         gone = [one for name, one in self._assigned.items() if assigned.get(name) is not one]
         self._published.is_whole = False
         self._assigned.update(assigned)
@@ -212,18 +212,18 @@ class Consumer(Closing, Elsewhere):
         return list(self._assigned)
 
     def position(self, topic: str, partition: int) -> int:
-        """The offset of the next record that iteration or `poll` will bring."""
+        """Returns the offset of the next record that iteration or `poll` will bring."""
         self.go_back()
         return self._handout.offset_of(self._of(topic, partition))
 
     def seek(
         self, topic: str, partition: int, to: Start, *, leader_epoch: int | None = None
     ) -> int:
-        """Go on elsewhere; returns the offset that `to` meant.
+        """Goes on elsewhere; returns the offset that `to` meant.
 
-        `leader_epoch`, beside an offset: in which what stands before it was read, by whoever kept
-        both. Raises `LogTruncatedError`, here or at the next poll, if the log parted from that. It
-        is for `poll` to tell if the offset is not there.
+        `leader_epoch`, beside an offset: the epoch in which the records before it were read, from a
+        caller that kept both. Raises `LogTruncatedError`, here or at the next poll, if the log
+        parted from that. If the offset is not there, `poll` raises.
         """
         run(self.refreshing())
         return run(self.seeking(topic, partition, to, leader_epoch))
@@ -231,7 +231,8 @@ class Consumer(Closing, Elsewhere):
     def seeking(
         self, topic: str, partition: int, to: Start, leader_epoch: int | None = None
     ) -> Waits[int]:
-        """`seek` by what is known of the partition, with the waiting left to another one."""
+        """Seeks like `seek` by what is known of the partition, as waits that the caller carries
+        out."""
         self._check_usable()
         self._settle()
         found = self._of(topic, partition)
@@ -286,8 +287,9 @@ class Consumer(Closing, Elsewhere):
         return batch
 
     def polling(self, max_records: int | None, timeout: float | None) -> Waits[RecordBatch]:
-        """`poll`, with the waiting left to another one. What it brings it returns at once: given up
-        at a wait, it has brought nothing. Once the caller gets it, `brought` is to be called."""
+        """Polls like `poll`, as waits that the caller carries out. It returns at once what it
+        brings: given up at a wait, it has brought nothing. The caller calls `brought` once it has
+        the batch."""
         self._check_usable()
         if not self._assigned:
             raise er.ConfigError("nothing is assigned: name topics, or call assign() first")
@@ -312,21 +314,22 @@ class Consumer(Closing, Elsewhere):
             yield from attachment.sleeping(bound, self._spin, self._has_news)
 
     def brought(self) -> None:
-        """The caller gets what a poll has returned."""
+        """Notes that the caller has what a poll returned."""
         self._last.brought()
 
     def go_back(self) -> None:
-        """After an interrupt: what a poll had fetched and the caller never got comes again."""
+        """Goes back after an interrupt: records that a poll fetched and the caller never got come
+        again."""
         self._last.go_back()
 
     def _settle(self) -> None:
-        """Let positions be what was handed out."""
+        """Sets positions to what was handed out."""
         self.go_back()
         self._handout.settle()
 
     def awaits(self, left: float) -> bool:
-        """Whether a poll whose time is over waits all the same, for what is known to be on its way
-        from another host."""
+        """Returns whether a poll whose time is over still waits for records on their way from
+        another host."""
         return (
             self._session.far is not None
             and left > -FAR_PATIENCE
@@ -355,7 +358,7 @@ class Consumer(Closing, Elsewhere):
                 return
 
     def __iter__(self) -> Iterator[Record]:
-        """Every record, one by one; ends as `batches()` does."""
+        """Yields every record; ends as `batches()` does."""
         return chain.from_iterable(self._all_runs())
 
     def _all_runs(self) -> Iterator[Iterator[Record]]:
@@ -364,17 +367,17 @@ class Consumer(Closing, Elsewhere):
             del batch  # as `batches` does
 
     def unpack(self, batch: RecordBatch) -> Iterator[Record]:
-        """The records of a batch, the position following each of them."""
+        """Yields the records of a batch, and moves the position behind each of them."""
         return chain.from_iterable(self._runs(batch))
 
     def _runs(self, batch: RecordBatch) -> Iterator[Iterator[Record]]:
-        """What iteration hands out; from now on that tells where the consumer stands."""
+        """Yields the runs of a batch. From now on they tell the consumer's position."""
         self._handout.bring_back(batch)
         self.brought()
         return self._handout.runs(batch)
 
     def _gather(self, max_records: int | None) -> RecordBatch:
-        """What is there now, partitions taking turns."""
+        """Returns the records that are there now, with partitions taking turns."""
         if max_records is not None:
             check_records_max(max_records)
         alone = self._turns.alone() if max_records is None else None
@@ -393,7 +396,7 @@ class Consumer(Closing, Elsewhere):
         return RecordBatch(chunks)
 
     def _take(self, partition: AssignedPartition, room: int | None, bytes_max: int) -> list[Chunk]:
-        """Up to `room` records of one partition."""
+        """Returns up to `room` records of one partition."""
         skipped, aborted = partition.skipped, partition.aborted
         try:
             taken = partition.take(room, bytes_max)
@@ -410,7 +413,7 @@ class Consumer(Closing, Elsewhere):
         return taken
 
     def _out_of_range(self, partition: AssignedPartition) -> None:
-        """Go on where the policy says."""
+        """Goes on at the offset that the policy names."""
         self._counts["out_of_range"] += 1
         page = partition.page
         target = page.log_start if self._on_out_of_range == "earliest" else partition.end
@@ -418,14 +421,14 @@ class Consumer(Closing, Elsewhere):
         partition.jump(target)
 
     def ending(self) -> Waits[dict[TopicPartition, int] | None]:
-        """Where iteration that begins now will end; None: nowhere."""
+        """Returns the offsets where iteration that begins now will end; None: nowhere."""
         if self._follow:
             return None
         yield from self.refreshing()
         return self.known_ends()
 
     def is_over(self, ends: dict[TopicPartition, int] | None) -> bool:
-        """Whether iteration has come to these."""
+        """Returns whether iteration has come to these offsets."""
         if ends is None:
             return False
         self._settle()
@@ -437,7 +440,7 @@ class Consumer(Closing, Elsewhere):
         )
 
     def _has_news(self) -> bool:
-        """Whether there is something not to sleep for."""
+        """Returns whether there is something not to sleep for."""
         return self._turns.has_more()
 
     # --- how far partitions go -------------------------------------------------------------------
@@ -450,33 +453,34 @@ class Consumer(Closing, Elsewhere):
         return self.known_lag()
 
     def known_lag(self) -> dict[TopicPartition, int]:
-        """`lag` by what is known of the ends: those of a remote node may have moved on."""
+        """Returns `lag` by the known ends: those of a remote node may have moved on."""
         return {
             name: max(0, partition.end - self._handout.offset_of(partition))
             for name, partition in self._assigned.items()
         }
 
     def end_offsets(self) -> dict[TopicPartition, int]:
-        """The high watermarks, under `read_committed` the last stable offsets."""
+        """Returns the high watermarks, under `read_committed` the last stable offsets."""
         run(self.refreshing())
         return self.known_ends()
 
     def known_ends(self) -> dict[TopicPartition, int]:
-        """`end_offsets` as far as they are known: those of a remote node may have moved on."""
+        """Returns `end_offsets` as far as they are known: those of a remote node may have
+        moved on."""
         return {name: part.end for name, part in self._assigned.items()}
 
     def beginning_offsets(self) -> dict[TopicPartition, int]:
-        """The log starts."""
+        """Returns the log starts."""
         run(self.refreshing())
         return self.known_beginnings()
 
     def known_beginnings(self) -> dict[TopicPartition, int]:
-        """`beginning_offsets` as far as they are known."""
+        """Returns `beginning_offsets` as far as they are known."""
         return {name: part.page.log_start for name, part in self._assigned.items()}
 
     def refreshing(self) -> Waits[None]:
-        """Let a remote node say how the partitions stand now. While it is away, what is known of
-        them stands. A node on this host need not be asked."""
+        """Asks a remote node for the present state of the partitions. While it is away, the known
+        state counts. A node on this host need not be asked."""
         if self._session.far is None or not self._assigned:
             return
         try:
@@ -488,7 +492,7 @@ class Consumer(Closing, Elsewhere):
 
     # --- what others see -------------------------------------------------------------------------
     def paging(self, session: Session, timeout: float) -> Waits[dict[TopicPartition, int]]:
-        """The pages of what is assigned, at another attachment (for `Attachment`)."""
+        """Returns the pages of the assigned partitions at another attachment (for `Attachment`)."""
         pages = {}
         for topic in {topic for topic, _ in self._assigned}:
             pages[topic] = (yield from session.finding_topic(topic, timeout)).pages
@@ -501,7 +505,7 @@ class Consumer(Closing, Elsewhere):
         return {(topic, number): pages[topic][number] for topic, number in self._assigned}
 
     def moved(self, session: Session, pages: dict[TopicPartition, int]) -> None:
-        """The node came back: the same partitions, on these pages (for `Attachment`)."""
+        """Moves the same partitions to these pages of a node that came back (for `Attachment`)."""
         for name, partition in self._assigned.items():
             partition.moved(session, pages[name])
         self._counts["reconnects"] += 1
@@ -542,9 +546,10 @@ class Consumer(Closing, Elsewhere):
         self.is_left = True
 
     def after_fork_in_child(self) -> None:
-        """A child does not share its parent's position: it is told to make its own (rule 7)."""
+        """Closes the child's copy: it does not share its parent's position and makes its own (rule
+        7)."""
         self._forked = True
-        self._handout.abandon()  # the rest of a loop that stands is the parent's
+        self._handout.abandon()  # the rest of a running loop is the parent's
         if not self._closed:
             self._session.close(polite=False)
             self._closed = self.is_left = True

@@ -1,7 +1,7 @@
-"""Whose turn it is: the partitions that a consumer may bring records of, within its bound.
+"""Chooses which partitions a poll reads from, within its byte limit.
 
-Paused partitions are not among them, and cost nothing. What is decoded for one poll is bounded over
-all partitions: where the bound is reached, the next poll begins with whoever came too late.
+Paused partitions are not among them, and cost nothing. One bound limits what a poll decodes over
+all partitions. Where it is reached, the next poll begins with the partitions that came too late.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ Take = Callable[[AssignedPartition, int | None, int], list[Chunk]]
 
 
 class FetchScheduler:
-    """See the module. `bytes_max`: the bound of what is decoded and not handed out."""
+    """The unpaused partitions of a consumer and their order. `bytes_max`: the bound of what is
+    decoded and not handed out."""
 
     def __init__(self, bytes_max: int, *, whole: bool) -> None:
         self.bytes_max = bytes_max
@@ -29,11 +30,11 @@ class FetchScheduler:
         self._turn = 0
         self._holding = False
         self.marks: dict[AssignedPartition, tuple[int, int]] = {}
-        """Where partitions stood, with the leader epoch before that, when they were first asked for
+        """Positions of partitions, with the leader epoch before them, at the first request for
         records since this was emptied."""
 
     def choose(self, partitions: Iterable[AssignedPartition]) -> None:
-        """Another assignment, or others of it are paused."""
+        """Takes another assignment, or other paused partitions."""
         self.active = [partition for partition in partitions if not partition.paused]
 
     def has_more(self) -> bool:
@@ -43,7 +44,8 @@ class FetchScheduler:
         return False
 
     def alone(self) -> tuple[AssignedPartition, Chunk] | None:
-        """The only record that is there, with its partition, where it can be had the short way."""
+        """Returns the only record that is there, with its partition, where the short path can read
+        it."""
         if self._holding or len(self.active) > ALONE_MAX:
             return None
         ready = self.active
@@ -60,7 +62,7 @@ class FetchScheduler:
             self.marks[partition] = partition.offset, partition.leader_epoch
 
     def gather(self, room: int | None, take: Take) -> list[Chunk]:
-        """What is there now, at most `room` records of it."""
+        """Returns the records that are there now, at most `room` of them."""
         partitions = self.active
         if not partitions:
             return []
@@ -87,8 +89,8 @@ class FetchScheduler:
             except PenstockError:  # of this partition: others come from a signal's handler
                 if not chunks:
                     raise
-                # Others have moved on: what they gave goes out first. This one does not move
-                # while its error stands, and is asked first the next time.
+                # Others have moved on: their chunks go out first. This one does not move while its
+                # error lasts, and is asked first the next time.
                 late = place
                 break
             chunks += taken

@@ -1,7 +1,7 @@
-"""What iteration has handed out of a batch, and what of that is a position already.
+"""Tracks which rows of a batch iteration has handed out, and turns them into positions.
 
-Records go out in runs that C code walks through, so nothing is done per record: the rows of a run
-that were handed out are counted only when somebody asks where the consumer stands.
+Records go out in runs that C code walks through, so no code runs per record. The rows of a run that
+were handed out are counted only when a caller asks for the consumer's position.
 """
 
 from __future__ import annotations
@@ -15,18 +15,19 @@ from penstock.client.consumer.records import Chunk, Record, RecordBatch
 
 
 class HandOut:
-    """See the module. `assigned`: the partitions of the consumer, by name; it changes in place."""
+    """The batch that iteration hands out. `assigned`: the partitions of the consumer, by name; it
+    changes in place."""
 
     def __init__(self, assigned: Mapping[TopicPartition, AssignedPartition]) -> None:
         self._assigned = assigned
         self.run: tuple[AssignedPartition, Chunk, Iterator[Record]] | None = None
-        """What is being handed out: the rows that are left are not handed out yet."""
+        """The live run: the rows that are left are not handed out yet."""
         self.is_within = False
-        """A loop stands somewhere within a batch, where it may be left for good."""
+        """A loop is somewhere within a batch, where it may be left for good."""
 
     def runs(self, batch: RecordBatch) -> Iterator[Iterator[Record]]:
-        """The records run by run, after `bring_back`; what the live one has left is not handed out
-        yet."""
+        """Yields the records run by run, after `bring_back`; the rest of the live run is not handed
+        out yet."""
         for chunk in batch.chunks:
             partition = self._assigned[chunk.topic, chunk.partition]
             rows = iter(chunk.records())
@@ -39,7 +40,8 @@ class HandOut:
         self.is_within = False
 
     def bring_back(self, batch: RecordBatch) -> None:
-        """Nothing of a batch counts as brought until it is handed out."""
+        """Moves positions back before a batch: none of it counts as brought until it is
+        handed out."""
         self.is_within = True
         for chunk in reversed(batch.chunks):
             self._assigned[chunk.topic, chunk.partition].offset = chunk.row_offset(chunk.start)
@@ -47,7 +49,7 @@ class HandOut:
     def begin(
         self, partition: AssignedPartition, chunk: Chunk, records: Iterator[Record]
     ) -> Iterator[Record]:
-        """The run that is handed out from now on."""
+        """Begins the run that is handed out from now on."""
         self.run = (partition, chunk, records)
         return records
 
@@ -56,11 +58,11 @@ class HandOut:
         return self.run is not None
 
     def is_at(self, records: Iterator[Record]) -> bool:
-        """Whether this run is the live one still, and not one of a loop within its loop."""
+        """Returns whether this run is still the live one, and not one of a loop within its loop."""
         return self.run is not None and self.run[2] is records
 
     def end(self) -> None:
-        """What was live is handed out, or belongs to nobody any more."""
+        """Ends the live run: it is handed out, or belongs to no loop any more."""
         self.run = None
 
     @property
@@ -81,7 +83,7 @@ class HandOut:
         return chunk.cut(chunk.stop - left - 1, chunk.stop - left)
 
     def offset_of(self, partition: AssignedPartition) -> int:
-        """Where the consumer stands in one partition, by what was handed out."""
+        """Returns the consumer's position in one partition, by what was handed out."""
         live = self.live
         if live is None or live[0] is not partition:
             return partition.offset
@@ -89,14 +91,14 @@ class HandOut:
         return chunk.row_offset(chunk.stop - left) if left else chunk.next_offset
 
     def abandon(self) -> None:
-        """The rest of the live run is not handed out: the loop that walks through it goes on."""
+        """Drops the rest of the live run: the loop that walks through it goes on without it."""
         live, self.run = self.run, None  # first: an exhausted run says that all was handed out
         if live is not None:
             deque(live[2], maxlen=0)
 
     def settle(self) -> None:
-        """Turn what was handed out into positions. What was fetched and not handed out leaves the
-        loop that walks through it, and is fetched again."""
+        """Turns what was handed out into positions. Fetched records that were not handed out leave
+        the loop that walks through them, and are fetched again."""
         if self.run is None and not self.is_within:
             return
         partition = None

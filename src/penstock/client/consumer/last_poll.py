@@ -1,4 +1,4 @@
-"""What the last poll has fetched, until its caller gets it.
+"""Keeps what the last poll has fetched, until its caller gets it.
 
 An interrupt may end a poll when positions have moved on, or in the middle of a fetch. The caller
 has got nothing then, so the next call goes back to where the poll began.
@@ -15,7 +15,8 @@ from penstock.core.errors import PenstockError
 
 
 class LastPoll:
-    """See the module. `assigned`: the partitions of the consumer; it changes in place."""
+    """The state of a consumer's last poll. `assigned`: the partitions of the consumer; it changes
+    in place."""
 
     def __init__(
         self, assigned: Mapping[TopicPartition, AssignedPartition], turns: FetchScheduler
@@ -26,13 +27,13 @@ class LastPoll:
         """Positions are ahead of what the caller has got."""
 
     def begin(self) -> None:
-        """Where the partitions stand now is where an interrupt leads back to."""
+        """Marks the present positions as those that an interrupt leads back to."""
         self._turns.marks = {}
 
     def fetch(
         self, gather: Callable[[int | None], RecordBatch], max_records: int | None
     ) -> RecordBatch:
-        """What is there. Once the caller gets it, `brought` is to be called."""
+        """Returns the records that are there. The caller calls `brought` once it has them."""
         was_torn, self.is_torn = self.is_torn, True
         try:
             batch = gather(max_records)
@@ -43,11 +44,12 @@ class LastPoll:
         return batch
 
     def brought(self) -> None:
-        """The caller gets what was fetched."""
+        """Notes that the caller has what was fetched."""
         self.is_torn = False
 
     def go_back(self) -> None:
-        """After an interrupt: what was fetched and the caller never got comes again."""
+        """Goes back after an interrupt: records that were fetched and never reached the caller come
+        again."""
         if self.is_torn:
             marks = self._turns.marks
             for partition in self._assigned.values():

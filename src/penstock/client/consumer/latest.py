@@ -1,9 +1,9 @@
-"""Only the newest: of each key, or of the partition, among what stands before a consumer.
+"""Keeps only the newest record of each key, or of the partition, among those before a consumer.
 
-For "key" all of it is read, and of what is read only the records are kept that are the newest of
-their key so far, without Python code per record. Memory is bounded: where the keys themselves come
-to more than the bound, what is kept goes out, and the next poll goes on from there. Records without
-a key are all kept. For "partition" the reader goes to the end at once and decodes one batch.
+For "key" it reads all of them and keeps only the newest record of each key so far, without Python
+code per record. Memory is bounded. Where the keys themselves come to more than the
+bound, the kept records go out, and the next poll goes on from there. Records without a key are all
+kept. For "partition" the reader goes to the end at once and decodes one batch.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ class _Kept(NamedTuple):
 
 
 class NewestOfKeys:
-    """Chunks in, in order; out come the records that are the newest of their key.
+    """Takes chunks in order and keeps the records that are the newest of their key.
 
-    `newest`: where the newest record of each key is, number of its chunk and row in one int. A
-    record without a key stands under that int itself, which no key equals.
+    `newest`: the place of each key's newest record, number of its chunk and row in one int. A
+    record without a key has that int itself as its key, which no key equals.
     """
 
     def __init__(self) -> None:
@@ -51,7 +51,7 @@ class NewestOfKeys:
 
     @property
     def nbytes(self) -> int:
-        """What it holds, about."""
+        """Returns about how many bytes it holds."""
         return self._bytes + KEY_COST * len(self._newest)
 
     def add(self, chunk: Chunk) -> None:
@@ -64,7 +64,8 @@ class NewestOfKeys:
         self._bytes += chunk.size
 
     def fills(self, chunks: Sequence[Chunk], bytes_max: int) -> bool:
-        """Take these in; whether the newest records alone come to that many bytes, about."""
+        """Takes these in; returns whether the newest records alone come to about that many
+        bytes."""
         for chunk in chunks:
             self.add(chunk)
         if self.nbytes <= bytes_max:
@@ -73,7 +74,7 @@ class NewestOfKeys:
         return self.nbytes > bytes_max // 2
 
     def thin(self) -> None:
-        """Let go of what is not the newest."""
+        """Drops records that are not the newest."""
         if not self._kept:
             return
         places = np.fromiter(self._newest.values(), np.int64, len(self._newest))
@@ -92,12 +93,12 @@ class NewestOfKeys:
         self._bytes = sum(entry.chunk.size for entry in kept.values())
 
     def chunks(self) -> list[Chunk]:
-        """The newest records, after `thin`."""
+        """Returns the newest records, after `thin`."""
         return [entry.chunk for entry in self._kept.values()]
 
 
 def _keys(chunk: Chunk, places: list[int]) -> Sequence[bytes | int]:
-    """The key of each row; where there is none, its place."""
+    """Returns the key of each row; where there is none, its place."""
     keys = chunk.keys
     if isinstance(keys, NullColumn):
         return places
@@ -109,7 +110,7 @@ def _keys(chunk: Chunk, places: list[int]) -> Sequence[bytes | int]:
 
 
 def pick(chunk: Chunk, rows: Longs) -> Chunk:
-    """These rows of a chunk (counted from its first), which end where the chunk ends."""
+    """Returns these rows of a chunk (counted from its first), ending where the chunk ends."""
     if len(rows) == len(chunk):
         return chunk
     columns, head = chunk.columns, chunk.columns.head
@@ -141,7 +142,7 @@ def pick(chunk: Chunk, rows: Longs) -> Chunk:
 
 
 def newest_of_keys(fetch: Fetch, is_at_end: Callable[[], bool], bytes_max: int) -> NewestOfKeys:
-    """Read until the end, or until the newest records come to more than `bytes_max`."""
+    """Reads until the end, or until the newest records come to more than `bytes_max`."""
     newest = NewestOfKeys()
     while not is_at_end():
         found = fetch()
@@ -156,8 +157,8 @@ def newest_of_keys(fetch: Fetch, is_at_end: Callable[[], bool], bytes_max: int) 
 def newest_of_partition(
     fetch: Fetch, seek: Callable[[int], None], is_at_end: Callable[[], bool], start: int, end: int
 ) -> Chunk | None:
-    """The last record from `start` to `end`. The last offsets may have no record (compaction, marks
-    of transactions): then it looks further and further back."""
+    """Returns the last record from `start` to `end`. The last offsets may have no record
+    (compaction, marks of transactions): then it looks further and further back."""
     step = 1
     while True:
         at = max(start, end - step)

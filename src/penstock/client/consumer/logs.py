@@ -1,7 +1,7 @@
-"""What clients ask of logs besides their records: offsets by time, times, sizes, others' places.
+"""Queries of logs besides their records: offsets by time, times, sizes, positions of others.
 
 Owns the answers from the files and the shared memory of this host. Those about a node on another
-host come from its gateway (`penstock.client.remote.logs`), by the same verbs. All of them are
+host come from its gateway (`penstock.client.remote.logs`), by the same methods. All of them are
 generators of waits (see `penstock.ipc.waits`), though nothing here has to wait.
 """
 
@@ -41,15 +41,17 @@ class LogHandle(NamedTuple):
         return folder_of(self.topic_id, self.partition)
 
     def limit(self, *, committed: bool = False) -> Limit:
-        """How far it may be read now: the offset first, then the bytes it needs."""
+        """Returns how far it may be read now: the offset first, then the bytes it needs."""
         page = self.page
         end = page.last_stable if committed else page.high_watermark
         return Limit(end, *page.segment(), page.log_start)
 
 
 class TimeFound(NamedTuple):
-    """What a look-up by time found: the offset, None if all records are older; or, where it is not
-    over, the offset from which on it goes on."""
+    """The result of a look-up by time.
+
+    `offset`: None if all records are older. Where the look-up is not over, it is the offset to go
+    on from."""
 
     offset: int | None
     is_over: bool
@@ -59,26 +61,26 @@ class NodeLogs(Protocol):
     """The logs of one node."""
 
     def refreshing(self, pages: Collection[StatePage]) -> Waits[None]:
-        """Let these pages say how the partitions stand now."""
+        """Updates these pages with the present state of their partitions."""
 
     def finding_time(self, log: LogHandle, timestamp: int, *, committed: bool) -> Waits[int | None]:
-        """The first offset whose record has a time >= `timestamp` (microseconds); None if there is
-        none. `committed`: among records that readers of committed ones get."""
+        """Returns the first offset whose record has a time >= `timestamp` (microseconds); None if
+        there is none. `committed`: among records that readers of committed ones get."""
 
     def dating(
         self, places: Sequence[tuple[LogHandle, int]], budget: float
     ) -> Waits[list[float | None]]:
-        """When the records at these offsets were appended, in seconds since the epoch; None where
-        it is not known, or `budget` seconds were over."""
+        """Returns the append times of the records at these offsets, in seconds since the epoch.
+        None where it is not known, or `budget` seconds were over."""
 
     def sizing(self, log: LogHandle, before: int) -> Waits[tuple[int, int]]:
         """Segments that would go if the log started there, and the bytes of their files."""
 
     def positioning(self, clients: Sequence[tuple[int, int]]) -> Waits[list[PollAge]]:
-        """Where the clients in these slots, with these pids, stand."""
+        """Returns the positions of the clients in these slots, with these pids."""
 
     def looking_at_disk(self) -> Waits[DiskRoom]:
-        """Room on the disk of the node's data folder."""
+        """Returns the room on the disk of the node's data folder."""
 
 
 class PollAge(NamedTuple):
@@ -117,7 +119,8 @@ class LocalLogs:
         start: int = 0,
         budget: float = math.inf,
     ) -> TimeFound:
-        """The same from offset `start` on, or how far that is when `budget` seconds are over."""
+        """Returns the same from offset `start` on, or how far that is when `budget` seconds are
+        over."""
         deadline = time.monotonic() + budget
         while True:
             limit = log.limit(committed=committed)
@@ -161,8 +164,8 @@ class LocalLogs:
 
 
 def sizes_below(storage: Storage, folder: str, before: int, end: int) -> tuple[int, int]:
-    """The segments of a log that ends at `end` which lie wholly below `before`, and the bytes of
-    their files."""
+    """Returns the number of segments wholly below `before`, and the bytes of their files, of a log
+    that ends at `end`."""
     bases = list_segments(storage, folder)
     gone = [base for base, to in zip(bases, [*bases[1:], end], strict=False) if base < to <= before]
     nbytes = 0
@@ -176,8 +179,8 @@ def sizes_below(storage: Storage, folder: str, before: int, end: int) -> tuple[i
 
 
 def polled_by(slot: ClientSlot, pid: int) -> PollAge:
-    """Of the client in that slot; nothing where it is another one's by now. Pid 0 is any: of a
-    remote client, in whose place its gateway is attached."""
+    """Returns the positions of the client in that slot; none where it is another one's by now. Pid
+    0 is any: of a remote client, in whose place its gateway is attached."""
     if not slot.in_use or pid not in (0, slot.pid):
         return PollAge({}, None)
     at = slot.polled

@@ -1,4 +1,4 @@
-"""What a place in a log means at this moment, in offsets.
+"""Computes the offset that a place in a log means at this moment.
 
 Owns the arithmetic, for consumers and admins alike. Reads pages, asks for times, changes nothing.
 """
@@ -14,8 +14,8 @@ from penstock.ipc.waits import Waits
 def resolving(
     to: Offset, name: str, logs: NodeLogs, log: LogHandle, here: int, *, committed: bool = False
 ) -> Waits[int]:
-    """The offset that `to` means in the partition `name`, for one who stands at `here`, and for
-    whom it ends at the last stable offset if `committed`. Raises `OffsetOutOfRangeError` for an
+    """Returns the offset that `to` means in the partition `name`, for a reader at `here`. With
+    `committed` the partition ends at the last stable offset. Raises `OffsetOutOfRangeError` for an
     exact offset outside the log."""
     page = log.page
     start = page.log_start

@@ -1,4 +1,4 @@
-"""Where to begin reading: names for places in a log."""
+"""Names for places in a log, where a consumer begins to read."""
 
 from __future__ import annotations
 
@@ -20,31 +20,31 @@ class Offset:
 
     @classmethod
     def earliest(cls) -> Offset:
-        """The log start."""
+        """Returns the log start."""
         return cls("earliest")
 
     @classmethod
     def latest(cls) -> Offset:
-        """The high watermark: only what comes from now on."""
+        """Returns the high watermark: only records that come from now on."""
         return cls("latest")
 
     @classmethod
     def exact(cls, offset: int) -> Offset:
-        """This very offset."""
+        """Returns this very offset."""
         if offset < 0:
             raise ConfigError(f"offset {offset} is negative; count from the end by from_end()")
         return cls("exact", offset)
 
     @classmethod
     def at(cls, moment: datetime | float) -> Offset:
-        """The first record at or after `moment` (a datetime, or seconds since the epoch); the high
-        watermark where there is none."""
+        """Returns the first record at or after `moment` (a datetime, or seconds since the epoch);
+        the high watermark where there is none."""
         seconds = moment.timestamp() if isinstance(moment, datetime) else moment
         return cls("time", round(seconds * 1e6))
 
     @classmethod
     def relative(cls, records: int) -> Offset:
-        """So many offsets on from where the consumer stands (negative: back)."""
+        """Returns the place so many offsets after the consumer's position (negative: before)."""
         return cls("relative", records)
 
     @classmethod
@@ -53,12 +53,12 @@ class Offset:
 
     @classmethod
     def from_end(cls, records: int) -> Offset:
-        """So many offsets before the high watermark."""
+        """Returns the place so many offsets before the high watermark."""
         return cls("from_end", records)
 
     @classmethod
     def of(cls, given: Offset | str | int | datetime) -> Offset:
-        """From what users write: "earliest", "latest", an int, a datetime or an `Offset`."""
+        """Converts what users write: "earliest", "latest", an int, a datetime or an `Offset`."""
         if isinstance(given, Offset):
             return given
         if isinstance(given, datetime):

@@ -27,13 +27,14 @@ TopicPartition = tuple[str, int]
 Isolation = Literal["read-uncommitted", "read-committed", "read_uncommitted", "read_committed"]
 
 FETCH_BYTES: Final = 256 << 10
-"""What is decoded at once: about one batch, so that its bytes are still in the processor's cache
-when their records are made (measured: 1 MiB cost a third more)."""
+"""Bytes that are decoded at once: about one batch. Its bytes are then still in the processor's
+cache when their records are made (measured: 1 MiB cost a third more)."""
 EPOCH_UNKNOWN: Final = -1
 
 
 class AssignedPartition:
-    """See the module. `offset` is the next offset that the consumer will hand out.
+    """One assigned partition and the consumer's position in it. `offset` is the next offset that
+    the consumer will hand out.
 
     Under `read_committed` it ends at the last stable offset and leaves out what was aborted.
     """
@@ -68,24 +69,24 @@ class AssignedPartition:
         return f"{self.name[0]}-{self.name[1]}"
 
     def _look_at(self, page: StatePage) -> None:
-        """That is its page from now on."""
+        """Reads this page from now on."""
         self.page = page
         self._words, _, high_watermark, last_stable = page.words()
         self._end_at = last_stable if self._committed else high_watermark
 
     @property
     def end(self) -> int:
-        """Where it ends for this reader: the high watermark, or the last stable offset."""
+        """Returns its end for this reader: the high watermark, or the last stable offset."""
         return int(self._words[self._end_at])
 
     @property
     def has_more(self) -> bool:
-        """Whether `take` has something to bring, or to raise."""
+        """Returns whether `take` has something to bring, or to raise."""
         return self._words[self._end_at] > self.offset or bool(self._carry) or self.is_gone
 
     @property
     def is_gone(self) -> bool:
-        """Whether its topic was deleted."""
+        """Returns whether its topic was deleted."""
         return self.page.is_gone(self._identity)
 
     @property
@@ -94,22 +95,23 @@ class AssignedPartition:
         return sum(chunk.size for chunk in self._carry) if self._carry else 0
 
     def pause(self) -> None:
-        """Hold nothing: neither what was fetched ahead nor an open file."""
+        """Drops all it holds: what was fetched ahead and the open file."""
         self.paused = True
         self._carry = []
         self._reader.seek(self.offset)
 
     def forget(self) -> None:
-        """An interrupt may have torn a fetch: nothing of it counts. `jump` is to follow."""
+        """Forgets a fetch that an interrupt may have torn. The caller calls `jump` next."""
         self._carry = []
 
     @property
     def is_ahead(self) -> bool:
-        """Whether more was fetched than was handed out."""
+        """Returns whether more was fetched than was handed out."""
         return self._reader.offset != self.offset
 
     def limit(self) -> Limit:
-        """How far this partition may be read now: the offset first, then the bytes it needs."""
+        """Returns how far this partition may be read now: the offset first, then the bytes it
+        needs."""
         end = self.end
         base, valid_bytes = self.page.segment()
         return Limit(end, base, valid_bytes, self.page.log_start)
@@ -121,23 +123,24 @@ class AssignedPartition:
 
     @property
     def is_awaited(self) -> bool:
-        """Whether records are known to be on the way, while none is here: never on this host."""
+        """Returns whether records are known to be on the way, while none is here: never on this
+        host."""
         return False
 
     def allow(self, credit: int) -> None:
-        """Fetch so many bytes ahead from now on. On this host nothing is."""
+        """Sets how many bytes it fetches ahead. On this host it fetches none."""
 
     def jump(self, offset: int, leader_epoch: int = EPOCH_UNKNOWN) -> None:
-        """Go on at `offset`, which follows a record of that epoch; what was fetched ahead is
-        forgotten."""
+        """Goes on at `offset`, which follows a record of that epoch, and forgets what was fetched
+        ahead."""
         self._carry = []
         self.offset = offset
         self._epoch = leader_epoch
         self._reader.seek(offset)
 
     def take(self, room: int | None, bytes_max: int = FETCH_BYTES) -> list[Chunk]:
-        """The next rows, at most `room` of them (None: one fetch of about `bytes_max`, at least a
-        batch). Empty if there are none.
+        """Returns the next rows, at most `room` of them (None: one fetch of about `bytes_max`, at
+        least a batch). Empty if there are none.
 
         Raises `OffsetOutOfRangeError`, `LogTruncatedError`, `CorruptBatchError`,
         `UnknownTopicError`.
@@ -168,8 +171,9 @@ class AssignedPartition:
         return taken
 
     def take_alone(self) -> Chunk | None:
-        """The one record that came since the last one, by as little code as it takes: nothing of
-        it is in the caches then (decision 0017). None where it is not that; `take` tells."""
+        """Returns the one record that came since the last one. It runs as little code as possible,
+        because none of it is in the caches then (decision 0017). None where there is not exactly
+        one; `take` finds out."""
         offset = self.offset
         if self._words[self._end_at] != offset + 1 or self._carry or self._latest is not None:
             return None
@@ -194,7 +198,7 @@ class AssignedPartition:
         return Chunk(topic, partition, columns, 0, 1)
 
     def _bring(self, bytes_max: int) -> list[Chunk]:
-        """What is next, or of all that is there only the newest."""
+        """Returns the next rows, or only the newest of all that are there."""
         if self._latest is None:
             return self._fetch(bytes_max)
         self._check_page()
@@ -224,7 +228,7 @@ class AssignedPartition:
         return [last]
 
     def _fetch(self, bytes_max: int) -> list[Chunk]:
-        """The next chunks; none where the end is reached."""
+        """Returns the next chunks; none where the end is reached."""
         aborted, at = self.aborted, self._reader.offset
         while not (chunks := self._fetch_once(bytes_max)):
             if aborted == self.aborted or at == self._reader.offset:
@@ -288,7 +292,8 @@ class AssignedPartition:
 
     @property
     def is_suspect(self) -> bool:
-        """Whether the log began another leader epoch since what was read: `check` tells more."""
+        """Returns whether the log began another leader epoch since the last read; `check` finds out
+        more."""
         return self._epoch not in (EPOCH_UNKNOWN, self.page.leader_epoch)
 
     def check(self) -> None:
@@ -314,13 +319,13 @@ class AssignedPartition:
         self._reader.began_anew()
 
     def resolving(self, to: Offset, logs: NodeLogs) -> Waits[int]:
-        """The offset that a place means now. Raises `OffsetOutOfRangeError` for an exact offset
-        outside the log."""
+        """Returns the offset that a place means now. Raises `OffsetOutOfRangeError` for an exact
+        offset outside the log."""
         log = LogHandle(self.page, self.topic_id, self.name[1])
         return resolving(to, str(self), logs, log, self.offset, committed=self._committed)
 
     def moved(self, session: Session, page: int) -> None:
-        """The node came back: it is on that page now."""
+        """Moves to that page of a node that came back."""
         self._look_at(session.page(page))
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""What others see of a consumer in its client slot: where it stands, and which pages wake it.
+"""Publishes a consumer's positions in its client slot, and the pages that wake it.
 
 Never reads a record. Positions are published when the caller asks for more: it is done with what
 was brought before.
@@ -15,10 +15,11 @@ from penstock.client.reconnect import Attachment
 
 
 class Published:
-    """See the module. `counts`: of a consumer that leaves records out, for newer ones.
+    """The part of a consumer that its client slot shows. `counts`: of a consumer that leaves
+    records out, for newer ones.
 
-    `touched`: partitions that have moved since positions were published. `is_whole`: an interrupt
-    has not torn the last change of what is read.
+    `touched`: partitions that have moved since positions were published. `is_whole`: no interrupt
+    has torn the last change of what is read.
     """
 
     def __init__(
@@ -36,7 +37,7 @@ class Published:
         self.is_whole = True
 
     def all(self) -> None:
-        """Tell writers what wakes this consumer, and onlookers where it stands."""
+        """Publishes the pages that wake this consumer, and its positions."""
         self.is_whole = False
         for place, partition in enumerate(self._assigned.values()):
             partition.place = place
@@ -50,7 +51,7 @@ class Published:
         self.is_whole = True
 
     def pages(self) -> None:
-        """Paused partitions wake nobody."""
+        """Publishes the pages that wake this consumer; paused partitions wake none."""
         was_whole, self.is_whole = self.is_whole, False
         turns, session = self._turns, self._attachment.session
         turns.choose(self._assigned.values())
@@ -63,13 +64,13 @@ class Published:
         self.is_whole = was_whole
 
     def polled(self) -> None:
-        """Publish that the caller looks for records now: one store."""
+        """Publishes that the caller looks for records now: one store."""
         slot = self._attachment.session.slot
         if slot is not None:
             slot.publish_polled(time.monotonic_ns() // 1000)
 
     def positions(self) -> None:
-        """Publish where what was brought has ended: one store for each partition that moved."""
+        """Publishes the end of what was brought: one store for each partition that moved."""
         if not self.is_whole:
             self.all()
         if not self.touched:

@@ -1,4 +1,4 @@
-"""What a consumer gets: single records, and batches of them as columns."""
+"""The results of a consumer: single records, and batches of them as columns."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def _arrow() -> ModuleType:
-    """Loaded when first asked for: most consumers never do."""
+    """Loads the Arrow export when it is first needed: most consumers never do."""
     from penstock.client.arrow import export
 
     return export
@@ -53,7 +53,8 @@ class Record(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def due(self) -> int | None:
-        """When a work queue may deliver it, in microseconds since the epoch. None: at once."""
+        """Returns when a work queue may deliver it, in microseconds since the epoch. None:
+        at once."""
         return None
 
     @property
@@ -109,7 +110,7 @@ class Chunk:
         return self.stop - self.start
 
     def cut(self, start: int, stop: int) -> Chunk:
-        """Other rows of the same batch."""
+        """Returns other rows of the same batch."""
         return Chunk(self.topic, self.partition, self.columns, start, stop)
 
     @property
@@ -145,7 +146,7 @@ class Chunk:
         return keys if self._is_whole else keys[self.start : self.stop]
 
     def headers(self) -> list[HeaderList] | None:
-        """Per record a tuple of pairs; None where the batch has none at all."""
+        """Returns per record a tuple of pairs; None where the batch has none at all."""
         headers = self.columns.headers()
         return None if headers is None else headers[self.start : self.stop]
 
@@ -156,11 +157,11 @@ class Chunk:
         return work if work is None or self._is_whole else work.run(self.start, self.stop)
 
     def to_arrow(self) -> pyarrow.Table:
-        """See `RecordBatch.to_arrow`."""
+        """Converts as `RecordBatch.to_arrow`."""
         return RecordBatch([self]).to_arrow()
 
     def __arrow_c_stream__(self, requested_schema: object = None) -> object:
-        """See `RecordBatch.__arrow_c_stream__`."""
+        """Exports as `RecordBatch.__arrow_c_stream__`."""
         return RecordBatch([self]).__arrow_c_stream__(requested_schema)
 
     @property
@@ -171,14 +172,14 @@ class Chunk:
         return self.row_offset(self.stop)
 
     def row_offset(self, row: int) -> int:
-        """The offset of a row, counted in the whole batch."""
+        """Returns the offset of a row, counted in the whole batch."""
         if self.columns.is_dense:
             return self.columns.head.base_offset + row
         return int(self.columns.offsets[row])
 
     def records(self) -> list[Record]:
-        """All rows as records, made without Python code per record. Raises `StorageError` where
-        their file was cut since it was read."""
+        """Returns all rows as records, made without Python code per record. Raises `StorageError`
+        where their file was cut since it was read."""
         columns = self.columns
         columns.check_mapped()
         head = columns.head
@@ -220,7 +221,7 @@ class Chunk:
 
 
 class RecordBatch:
-    """What one `poll` brought: records of one or several partitions, as columns.
+    """The result of one `poll`: records of one or several partitions, as columns.
 
     `len()` counts records; an empty batch is false. Iterating gives `Record`s, `batch[0]` one of
     them, and `batch[2:5]` a batch of these, in place. The columns run over all chunks in order:
@@ -264,7 +265,7 @@ class RecordBatch:
         return found[0].records()[0]
 
     def _cut(self, start: int, stop: int) -> list[Chunk]:
-        """The chunks of these rows, counted over all."""
+        """Returns the chunks of these rows, counted over all."""
         found = []
         for chunk in self.chunks:
             count = len(chunk)
@@ -275,7 +276,7 @@ class RecordBatch:
         return found
 
     def _with(self, chunks: Sequence[Chunk]) -> Self:
-        """Such a batch of other chunks."""
+        """Returns such a batch of other chunks."""
         return type(self)(chunks)
 
     @property
@@ -301,7 +302,8 @@ class RecordBatch:
 
     @property
     def due(self) -> list[int | None] | None:
-        """When work queues may deliver each record; None where none of them has such a time."""
+        """Returns when work queues may deliver each record; None where none of them has such a
+        time."""
         return self._of_work("due")
 
     @property
@@ -366,7 +368,7 @@ class RecordBatch:
         return f"<{type(self).__name__} of {len(self)} records{self._said()}>"
 
     def _said(self) -> str:
-        """First and last offset of each partition, of many only some."""
+        """Returns first and last offset of each partition, of many only some."""
         spans: dict[tuple[str, int], tuple[int, int]] = {}
         for chunk in self.chunks:
             if len(chunk):

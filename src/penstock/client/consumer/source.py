@@ -1,7 +1,8 @@
-"""Where the batches of a partition come from: the seam between reading and where the log lies.
+"""The source of a partition's batches: the interface between reading and the log's place.
 
-Owns what is asked of a log that lies in files of this host. A log on another host comes through
-`penstock.client.remote.source`, by the same verbs. Knows no positions of consumers and never waits.
+Owns the requests to a log in files of this host. A log on another host comes through
+`penstock.client.remote.source`, by the same methods. Knows no positions of consumers and never
+waits.
 """
 
 from __future__ import annotations
@@ -20,22 +21,22 @@ class Source(Protocol):
     offset: int
 
     def fetch(self, limit: Limit, bytes_max: int) -> list[Found]:
-        """See `core.reader.LogReader.fetch`."""
+        """Fetches as `core.reader.LogReader.fetch`."""
 
     def alone(self, offset: int, base: int, valid_bytes: int) -> Found | None:
-        """See `core.reader.LogReader.alone`."""
+        """Reads as `core.reader.LogReader.alone`."""
 
     def seek(self, offset: int) -> None:
-        """Go on at `offset` with the next `fetch`."""
+        """Goes on at `offset` with the next `fetch`."""
 
     def parted(self, offset: int, epoch: int, log_end: int) -> int | None:
-        """See `core.reader.divergence`."""
+        """Computes as `core.reader.divergence`."""
 
     def leaves_out(self, head: BatchHeader, last_stable: int) -> bool:
-        """Whether this transactional batch, below the last stable offset, was aborted."""
+        """Returns whether this transactional batch, below the last stable offset, was aborted."""
 
     def began_anew(self) -> None:
-        """The log began another leader epoch: what is known of its transactions may be wrong."""
+        """Notes another leader epoch of the log: the known transactions may be wrong."""
 
     def close(self) -> None: ...
 
@@ -58,5 +59,5 @@ class LocalSource(LogReader):
 
 
 def folder_of(topic_id: bytes, partition: int) -> str:
-    """The name of a partition's folder below the data folder."""
+    """Returns the name of a partition's folder below the data folder."""
     return f"{topic_id.hex()}-{partition}"

@@ -39,7 +39,7 @@ from penstock.ipc.messages import TopicInfo
 
 
 class SendPolicy(Protocol):
-    """What a producer does differently where its records belong to transactions."""
+    """The differences of a producer of transactions from a plain one."""
 
     def terms(self, config: ProducerConfig) -> Terms:
         """Returns the terms of its batches."""

@@ -39,7 +39,8 @@ class Unthreaded:
         self.flush_timeout = pipeline.flush_timeout
         self.raise_unseen = pipeline.raise_unseen
         self.front: object = None
-        """Who waits in its place. Lives as long as the producer's thread: a client ends both."""
+        """The object that waits in its place. It lives as long as the producer's thread: a client
+        ends both."""
         self.hand_over: Callable[[float], object] = _nothing
         """Takes in what waits in line elsewhere (see `penstock.client.aio.send_queue`), until then
         (monotonic). Blocks; for the end of the process, when no loop runs any more."""

@@ -111,7 +111,7 @@ class Wires:
         self._loop = loop
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self.home: Wire | None = None
-        """The one that stands, and goes by at large."""
+        """The connection that is up, for all that needs no certain broker."""
         self.brokers = brokers
         self._coming: list[Wire] = []  # what may become the home connection
         self._ways: dict[int, _Way] = {}

@@ -45,7 +45,7 @@ class Brokers:
         self.hosts: dict[int, Host] = {}
         self._leaders: dict[int, int] = {}
         self._last: dict[int, int] = {}
-        """Who led the pages that are led by nobody."""
+        """The last leaders of pages that have none now."""
         self._coordinator = NOBODY
         self._doubts: dict[int, _Doubt] = {}
 

@@ -1,9 +1,9 @@
 """`archive`: topics as Parquet files, by topic and date, each record exactly once.
 
-A streaming query with its checkpoint beside the files: Spark notes a batch's offsets before it and
-its files after it, so a batch that was interrupted is written again from the same offsets, and the
-files that it left are not on the list of `_spark_metadata`. Spark reads by that list; for those who
-do not, such files are removed when the job is run again (on a local folder).
+A streaming query keeps its checkpoint beside the files. Spark notes a batch's offsets before it and
+its files after it. So an interrupted batch is written again from the same offsets, and the files
+that it left are not on the list of `_spark_metadata`. Spark reads by that list; for other readers
+such files are removed when the job is run again (on a local folder).
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ OFFSETS_MAX: Final = 5_000_000
 
 @dataclass(frozen=True, slots=True)
 class Archived:
-    """What one run did. `swept`: files that an interrupted run had left."""
+    """The result of one run. `swept`: files that an interrupted run had left."""
 
     out: str
     batches: int
@@ -104,12 +104,12 @@ def archive(
 
 
 def dated(frame: DataFrame) -> DataFrame:
-    """With the column `date`, in UTC."""
+    """Adds the column `date`, in UTC."""
     return frame.withColumn("date", F.to_date("timestamp"))
 
 
 def sweep(spark: SparkSession, folder: Path) -> int:
-    """Remove the files that no finished batch has written; how many."""
+    """Removes the files that no finished batch has written; returns how many."""
     files = [
         file
         for file in folder.rglob("*.parquet")

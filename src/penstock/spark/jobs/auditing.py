@@ -1,4 +1,4 @@
-"""`audit`: what producers say they sent against what the log holds.
+"""`audit`: compares the sends that producers report with the log.
 
 A ledger is the JSON lines of `penstock verify producer`. A record is known by its topic, key and
 value; where several are equal, the n-th of a partition in the ledger is the n-th in its log.
@@ -50,7 +50,7 @@ Starts = Mapping[tuple[str, int], int]
 
 @dataclass(frozen=True, slots=True)
 class PartitionAudit:
-    """What was found in one partition. `acked` counts the ledger, `found` the log."""
+    """The findings in one partition. `acked` counts the ledger, `found` the log."""
 
     topic: str
     partition: int
@@ -87,11 +87,11 @@ class Audit:
     findings: list[AuditFinding] = field(default_factory=list)
 
     def total(self, name: str) -> int:
-        """The sum of one of the counts of `PartitionAudit`."""
+        """Returns the sum of one of the counts of `PartitionAudit`."""
         return sum(getattr(partition, name) for partition in self.partitions)
 
     def is_clean(self, tolerated: Collection[str] = ()) -> bool:
-        """Whether nothing was found of the kinds that are not tolerated."""
+        """Returns whether nothing was found of the kinds that are not tolerated."""
         return not any(self.total(kind) for kind in KINDS if kind not in tolerated)
 
     def totals(self) -> dict[str, int]:
@@ -148,7 +148,7 @@ def audit(
 
 
 def log_starts(node: NodeAddress, topics: Sequence[str]) -> dict[tuple[str, int], int]:
-    """Where the logs begin now."""
+    """Returns where the logs begin now."""
     with node.connect("penstock-audit") as client, client.admin() as admin:
         return {
             (topic, part.partition): part.log_start
@@ -159,7 +159,7 @@ def log_starts(node: NodeAddress, topics: Sequence[str]) -> dict[tuple[str, int]
 
 # --- ledgers ------------------------------------------------------------------------------------
 def read_ledgers(spark: SparkSession, ledgers: Sequence[str]) -> DataFrame:
-    """The fates of sends, with the file (`ledger`) and the order in it (`line`)."""
+    """Reads the fates of sends, with the file (`ledger`) and the order in it (`line`)."""
     own = reading_session(spark, ordered=True)  # one task for each file: its order is the ids'
     events = own.read.schema(LEDGER).json(list(ledgers))
     return events.select(
@@ -176,7 +176,7 @@ def topics_of(book: DataFrame) -> list[str]:
 
 
 def _identity(key: Column, value: Column) -> Column:
-    """One text for both; null differs from empty."""
+    """Returns one text for both; null differs from empty."""
     parts = [F.coalesce(F.concat(F.lit("+"), column), F.lit("-")) for column in (key, value)]
     return F.concat(F.length(parts[0]).cast("string"), F.lit(":"), *parts)
 
@@ -185,7 +185,7 @@ def _identity(key: Column, value: Column) -> Column:
 def judge(
     book: DataFrame, log: DataFrame, topics: Sequence[str], starts: Starts, samples: int = SAMPLES
 ) -> Audit:
-    """The report on `log` (columns topic, partition, offset, key, value) by `book`."""
+    """Returns the report on `log` (columns topic, partition, offset, key, value) by `book`."""
     spark = book.sparkSession
     book = book.where(F.col("topic").isin(list(topics))).persist(StorageLevel.DISK_ONLY)
     begins = spark.createDataFrame(
@@ -226,8 +226,8 @@ def judge(
 
 
 def matched(acked: DataFrame, log: DataFrame, book: DataFrame) -> DataFrame:
-    """Each record of ledger or log, with the `kinds` that it is of; `line` is null for what is only
-    in the log, `at` (its offset there) for what is not."""
+    """Returns each record of ledger or log, with the `kinds` of its findings. `line` is null for a
+    record that is only in the log, `at` (its offset there) for one that is not there."""
     same = Window.partitionBy("topic", "partition", "id")
     left = acked.select(
         *("topic", "partition", "id", "ledger", "line"),
@@ -249,7 +249,8 @@ def matched(acked: DataFrame, log: DataFrame, book: DataFrame) -> DataFrame:
 
 
 def _sent(book: DataFrame) -> DataFrame:
-    """For each record whether it is `known` to be sent, and how often nobody knows (`unsure`)."""
+    """Returns for each record whether it is `known` to be sent, and how often the outcome is
+    unknown (`unsure`)."""
     is_unsure = (F.col("name") == ERROR) & ~F.coalesce("exception", F.lit("")).isin(*NOT_WRITTEN)
     return book.groupBy("topic", "id").agg(
         F.count_if(is_unsure | (F.col("name") == SUCCESS)).alias("known"),

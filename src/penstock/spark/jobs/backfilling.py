@@ -61,7 +61,7 @@ class InputFile:
 
 @dataclass(frozen=True, slots=True)
 class Mapping:
-    """How a row becomes a record.
+    """The mapping from a row to a record.
 
     Columns by name; None: no key, every column together as the value (encoded), the partition by
     key or in turn. Lines of NDJSON are values as they are.
@@ -77,7 +77,7 @@ class Mapping:
 
 @dataclass(frozen=True, slots=True)
 class Backfilled:
-    """What one run did. `slices` of them `done_before`; `records` sent in the others."""
+    """The result of one run. `slices` of them `done_before`; `records` sent in the others."""
 
     topic: str
     txn_id: str
@@ -147,7 +147,8 @@ def backfill(
 
 # --- what is read -------------------------------------------------------------------------------
 def found_files(spark: SparkSession, paths: Sequence[str]) -> list[InputFile]:
-    """The files that Spark reads for `paths`, sorted. Of an archive those that are on its list."""
+    """Returns the files that Spark reads for `paths`, sorted. Of an archive those that are on its
+    list."""
     jvm: Any = spark._jvm
     conf = spark._jsparkSession.sessionState().newHadoopConf()
     names: set[str] = set()
@@ -162,7 +163,7 @@ def found_files(spark: SparkSession, paths: Sequence[str]) -> list[InputFile]:
 
 
 def format_of(files: Sequence[InputFile]) -> Format:
-    """Told by the endings; one for all. Raises `ConfigError`."""
+    """Finds the one format of the files by their endings. Raises `ConfigError`."""
     kinds = set()
     for file in files:
         endings = [ending for ending in PurePath(file.path).suffixes if ending not in PACKED]
@@ -192,7 +193,7 @@ def cut(files: Sequence[InputFile], slice_bytes: int) -> list[list[InputFile]]:
 def txn_id_of(
     topic: str, mapping: Mapping, files: Sequence[InputFile], slices: Sequence[Sequence[InputFile]]
 ) -> str:
-    """One for each set of files, way of mapping and way of cutting."""
+    """Returns one id for each set of files, mapping and way of cutting."""
     told_of = [
         topic,
         *(mapping.format, mapping.key, mapping.value, mapping.encoding),
@@ -206,7 +207,7 @@ def txn_id_of(
 
 # --- from rows to records -----------------------------------------------------------------------
 def reading_session(spark: SparkSession, *, ordered: bool) -> SparkSession:
-    """A session with settings of its own. In order: one task for each file."""
+    """Makes a session with settings of its own. In order: one task for each file."""
     own = spark.newSession()
     register(own)
     if ordered:
@@ -216,7 +217,7 @@ def reading_session(spark: SparkSession, *, ordered: bool) -> SparkSession:
 
 
 def is_whole(spark: SparkSession) -> bool:
-    """Whether one task reads all of a file: then a quoted value may have several lines."""
+    """Returns whether one task reads all of a file: then a quoted value may have several lines."""
     return spark.conf.get(OPEN_COST) == str(WHOLE)
 
 
@@ -233,7 +234,7 @@ def read_files(spark: SparkSession, files: Sequence[InputFile], mapping: Mapping
 
 
 def to_records(rows: DataFrame, mapping: Mapping) -> DataFrame:
-    """The columns of the sink. Raises `ConfigError` for a column that is not there."""
+    """Returns the columns of the sink. Raises `ConfigError` for a column that is not there."""
     if mapping.format == "ndjson":
         return rows.select(*_of_lines(mapping))
     there = rows.columns
@@ -266,7 +267,7 @@ def _whole(names: Iterable[str], mapping: Mapping) -> Column:
 
 
 def _bytes(rows: DataFrame, name: str) -> Column:
-    """Text and bytes are taken as they are, numbers and the like as text."""
+    """Returns text and bytes unchanged, numbers and the like as text."""
     kind = rows.schema[name].dataType.typeName()
     return _column(name) if kind in ("binary", "string") else _column(name).cast("string")
 
@@ -290,7 +291,8 @@ def _field(name: str) -> Column:
 
 # --- sending ------------------------------------------------------------------------------------
 def is_decided(client: Client, txn_id: str, epoch: int) -> bool:
-    """Whether this slice is in the topic already. Raises `PenstockError` if it was given up."""
+    """Returns whether this slice is in the topic already. Raises `PenstockError` if it was given
+    up."""
     try:
         client.stage(txn_id, epoch).give_up()
     except StageDecidedError:
@@ -304,7 +306,7 @@ def is_decided(client: Client, txn_id: str, epoch: int) -> bool:
 
 
 def send(records: DataFrame, node: NodeAddress, topic: str, txn_id: str, epoch: int) -> int:
-    """Write one transaction; the number of its records."""
+    """Writes one transaction; returns the number of its records."""
     seen = Observation()
     counted = records.observe(seen, F.count(F.lit(1)).alias("records"))
     writer = counted.write.format(FORMAT).mode("append").options(**node.options())

@@ -1,4 +1,4 @@
-"""What the jobs share: reading topics, following a streaming query, errors in a sentence, locks."""
+"""Shared parts of the jobs: reading topics, following a streaming query, short errors, locks."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ class SparkJobError(PenstockError):
 
 
 def silent(_: str) -> None:
-    """For who does not want to hear how far a job is."""
+    """Ignores progress messages."""
 
 
 def checked_topics(topics: Sequence[str]) -> str:
-    """Topics as the option `subscribe` has them."""
+    """Returns topics as the option `subscribe` has them."""
     if isinstance(topics, str):
         raise ConfigError(f"topics={topics!r}: a list of names is wanted")
     if not topics:
@@ -56,7 +56,7 @@ def read_topics(
     schema: str | None = None,
     options: Mapping[str, object] | None = None,
 ) -> DataFrame:
-    """What is in topics now, of each column or those of `schema`."""
+    """Reads the records that are in topics now, with each column or those of `schema`."""
     reader = spark.read.format(FORMAT)
     if schema is not None:
         reader = reader.schema(schema)
@@ -68,7 +68,7 @@ def read_topics(
 
 @contextmanager
 def told(doing: str) -> Iterator[None]:
-    """What Spark raises becomes a `SparkJobError` of one sentence."""
+    """Turns an error of Spark into a `SparkJobError` of one sentence."""
     try:
         yield
     except PySparkException as error:
@@ -80,7 +80,7 @@ def told(doing: str) -> Iterator[None]:
 
 
 def explained(text: str) -> str:
-    """The last line of a Python traceback within what Spark says, else its first line."""
+    """Returns the last line of a Python traceback within Spark's message, else its first line."""
     raised = [found for line in text.splitlines() if (found := _RAISED.match(line))]
     for found in reversed(raised):
         if not found[1].startswith(("PySpark", "PythonException", "Py4J", "SparkException")):
@@ -90,8 +90,8 @@ def explained(text: str) -> str:
 
 
 def follow(query: StreamingQuery, say: Say) -> tuple[int, int]:
-    """Wait until a query ends, telling of each batch: (batches, records). Whatever ends the wait
-    ends the query."""
+    """Waits until a query ends, and reports each batch: (batches, records). If the wait ends in any
+    other way, the query ends too."""
     seen: dict[int, int] = {}
 
     def tell() -> None:
@@ -112,7 +112,8 @@ def follow(query: StreamingQuery, say: Say) -> tuple[int, int]:
 
 
 def local_path(place: str) -> Path | None:
-    """The folder or file on this host that Spark means by `place`; None for one elsewhere."""
+    """Returns the folder or file on this host that Spark means by `place`; None for one
+    elsewhere."""
     parts = urlsplit(place)
     if not parts.scheme:
         return Path(place).absolute()
@@ -123,8 +124,8 @@ def local_path(place: str) -> Path | None:
 
 @contextmanager
 def alone_in(spark: SparkSession, folder: Path) -> Iterator[None]:
-    """Nobody else writes to `folder` meanwhile. The JVM holds the lock, because it writes: it may
-    live a little longer than a Python that was killed."""
+    """Locks `folder` against other writers. The JVM holds the lock, because it writes: it may live
+    a little longer than a Python that was killed."""
     folder.mkdir(parents=True, exist_ok=True)
     jvm: Any = spark._jvm
     file = jvm.java.io.RandomAccessFile(str(folder / LOCK), "rw")
@@ -152,9 +153,9 @@ def _try_lock(file: Any) -> Any:
 
 
 def replace_parquet(spark: SparkSession, frame: DataFrame, out: str) -> None:
-    """Write a table as one folder in place of the one that is there, which stays until the new one
-    is whole. A run that was killed leaves the old one, or (between two renames) the new one beside
-    its place, from where the next run does not need it."""
+    """Writes a table as one folder in place of the present one, which stays until the new one is
+    whole. A run that was killed leaves the old one, or (between two renames) the new one beside its
+    place. The next run does not need that one."""
     jvm: Any = spark._jvm
     conf = spark._jsparkSession.sessionState().newHadoopConf()
     target = jvm.org.apache.hadoop.fs.Path(out)

@@ -1,9 +1,9 @@
-"""`hot_keys`: which keys crowd a partition, and a plan to spread them.
+"""`hot_keys`: finds keys that overload a partition, and plans how to spread them.
 
-A key lives in one partition, so one that takes more than a partition's fair share cannot be helped
-by more partitions: it has to become several keys. The plan gives each such key suffixes
-(`ann#0`, `ann#1`, ...), chosen by where the producers' partitioner puts them, and says what the
-partitions would hold then. Order holds within a suffix only; who reads a key reads all of them.
+A key lives in one partition, so more partitions do not help one that takes more than a fair share:
+it has to become several keys. The plan gives each such key suffixes (`ann#0`, `ann#1`, ...), chosen
+by where the producers' partitioner puts them. It says what the partitions would hold then. Order
+holds within a suffix only; a reader of a key reads all of them.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Loads = Mapping[int, float]
 
 @dataclass(frozen=True, slots=True)
 class KeyLoad:
-    """What one key has in one partition; `key` None: records without one."""
+    """The load of one key in one partition; `key` None: records without one."""
 
     key: bytes | None
     partition: int
@@ -93,7 +93,7 @@ def hot_keys(
 
     Args:
         top: keys that the report shows, and that a plan may split, at most.
-        separator: stands between a key and its suffix.
+        separator: the text between a key and its suffix.
         keys: the client's key file, which is to be found at that path on every host.
     """
     if top < 1:
@@ -113,7 +113,8 @@ def _partitions(node: NodeAddress, topic: str) -> int:
 
 
 def counted(frame: DataFrame, top: int) -> tuple[dict[int, int], list[KeyLoad], int]:
-    """Records of each partition, the heaviest keys where they are, and how many keys there are."""
+    """Returns records of each partition, the heaviest keys with their partition, and the number of
+    keys."""
     size = F.coalesce(F.length("key"), F.lit(0)) + F.coalesce(F.length("value"), F.lit(0))
     by_key = frame.groupBy("partition", "key").agg(
         F.count("*").alias("records"), F.sum(size).alias("bytes")
@@ -140,7 +141,7 @@ def report(
     partitions: int,
     separator: str = SEPARATOR,
 ) -> HotKeys:
-    """The report on counts, with its plan."""
+    """Returns the report on counts, with its plan."""
     loads = {
         number: records.get(number, 0) for number in range(max([partitions - 1, *records]) + 1)
     }
@@ -163,8 +164,8 @@ def report(
 
 
 def plan_suffixes(loads: Loads, heavy: Sequence[KeyLoad], separator: str) -> list[Placed]:
-    """Which keys to split, and where their parts go: of the fullest partition the heaviest part
-    gets one suffix more, as long as that evens the partitions out."""
+    """Chooses which keys to split, and where their parts go. The heaviest part in the fullest
+    partition gets one suffix more, as long as that evens the partitions out."""
     placed: dict[int, list[Place]] = {}
     able = [load.key is not None for load in heavy]
     while skew(now := _moved(loads, _all(heavy, placed))) > SKEW_FINE:
@@ -190,8 +191,8 @@ def plan_suffixes(loads: Loads, heavy: Sequence[KeyLoad], separator: str) -> lis
 
 
 def spread(key: bytes, loads: Loads, parts: int, separator: str) -> list[Place]:
-    """So many suffixes that lead to different partitions, the emptiest first; fewer where no more
-    are found."""
+    """Returns so many suffixes that lead to different partitions, the emptiest first; fewer where
+    no more are found."""
     found: dict[int, str] = {}
     for number in range(TRIES_MAX):
         suffix = str(number)
@@ -202,7 +203,7 @@ def spread(key: bytes, loads: Loads, parts: int, separator: str) -> list[Place]:
 
 
 def skew(loads: Mapping[int, float]) -> float:
-    """The fullest over the mean: 1.0 is even."""
+    """Returns the fullest over the mean: 1.0 is even."""
     total = sum(loads.values())
     return round(max(loads.values()) * len(loads) / total, 3) if total else 1.0
 
@@ -220,7 +221,7 @@ def _homes(load: KeyLoad, places: list[Place] | None) -> list[int]:
 
 
 def _moved(loads: Loads, placed: Sequence[Placed]) -> dict[int, float]:
-    """What partitions hold with these keys split."""
+    """Returns the records of partitions with these keys split."""
     moved: dict[int, float] = dict(loads)
     for load, places in placed:
         moved[load.partition] -= load.records
@@ -230,6 +231,7 @@ def _moved(loads: Loads, placed: Sequence[Placed]) -> dict[int, float]:
 
 
 def _is_better(tried: Loads, now: Loads) -> bool:
-    """More even altogether, and the fullest is no fuller. Parts only ever shrink, so this ends."""
+    """Returns whether it is more even altogether, and the fullest no fuller. Parts only ever
+    shrink, so this ends."""
     is_evener = sum(load * load for load in tried.values()) < sum(x * x for x in now.values())
     return is_evener and max(tried.values()) <= max(now.values())

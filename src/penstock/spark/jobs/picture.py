@@ -22,7 +22,7 @@ MIB: Final = 1 << 20
 
 
 def needs_matplotlib() -> None:
-    """Before the work, not after it."""
+    """Raises `ConfigError` without matplotlib: before the work, not after it."""
     try:
         import matplotlib  # noqa: F401
     except ImportError as error:
@@ -50,7 +50,7 @@ def draw(rows: Sequence[Row], file: str, window: float) -> None:
 
 
 def panels_of(rows: Sequence[Row]) -> list[tuple[str, Callable[[Row], float | None]]]:
-    """What there is to draw: title, and a row's height there."""
+    """Returns the panels to draw: title, and a row's height there."""
     panels: list[tuple[str, Callable[[Row], float | None]]] = [
         ("records a second", lambda row: row["records_per_second"]),
         ("MiB a second", lambda row: row["bytes_per_second"] / MIB),

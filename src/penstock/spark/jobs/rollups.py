@@ -1,4 +1,4 @@
-"""`rollup`: what went through topics, by windows of time, as Parquet and as a picture.
+"""`rollup`: the traffic of topics, by windows of time, as Parquet and as a picture.
 
 | column                                 | what                                                  |
 |----------------------------------------|-------------------------------------------------------|
@@ -42,7 +42,7 @@ Committed = dict[str, dict[tuple[str, int], int]]
 
 @dataclass(frozen=True, slots=True)
 class RolledUp:
-    """What was written: `rows` of a window and topic each, `records` in them."""
+    """The result of one run: `rows` of a window and topic each, `records` in them."""
 
     out: str
     png: str | None
@@ -102,7 +102,7 @@ def rollup(
 
 
 def committed_offsets(node: NodeAddress, groups: Sequence[str]) -> Committed:
-    """Up to where groups have committed."""
+    """Returns the committed offsets of groups."""
     if not groups:
         return {}
     with node.connect("penstock-rollup") as client, client.admin() as admin:
@@ -116,7 +116,7 @@ def committed_offsets(node: NodeAddress, groups: Sequence[str]) -> Committed:
 
 
 def rolled(frame: DataFrame, window: float, committed: Committed) -> DataFrame:
-    """By window and topic: counts, rates, sizes and what groups have not read."""
+    """Returns counts, rates, sizes and unread records of groups, by window and topic."""
     length = [F.coalesce(F.length(name), F.lit(0)).cast("bigint") for name in ("key", "value")]
     sized = frame.select(
         *("topic", "partition", "offset", "timestamp"), (length[0] + length[1]).alias("size")
@@ -144,7 +144,7 @@ def rolled(frame: DataFrame, window: float, committed: Committed) -> DataFrame:
 
 
 def drops(events: DataFrame, window: float) -> DataFrame:
-    """By window and topic, what ledgers say: sends, and those that failed."""
+    """Returns sends and failed sends of ledgers, by window and topic."""
     moment = events.where(F.col("name").isin(SUCCESS, ERROR)).withColumn(
         "moment", F.timestamp_millis("timestamp")
     )

@@ -19,7 +19,7 @@ from penstock.spark.jobs.common import Say, read_topics, replace_parquet, silent
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """What was written: `keys` rows out of `records` with a key; `keyless` were left out."""
+    """The result of one run: `keys` rows out of `records` with a key; `keyless` were left out."""
 
     out: str
     keys: int
@@ -60,8 +60,8 @@ def snapshot(
 
 
 def latest(frame: DataFrame) -> DataFrame:
-    """One row for each key of a topic. In two steps, so that each partition shrinks where it is
-    read, before anything moves between hosts."""
+    """Returns one row for each key of a topic. In two steps, so that each partition shrinks where
+    it is read, before any row moves between hosts."""
     rest = [name for name in frame.columns if name not in ("topic", "key", "partition")]
     row = F.struct(*rest)
     by_partition = (
