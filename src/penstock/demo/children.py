@@ -44,12 +44,12 @@ class Child:
         return self._process.pid
 
     def fileno(self) -> int:
-        """Readable when there is a message, or the end."""
+        """Returns a descriptor that is readable when there is a message, or the end."""
         assert self._process.stdout is not None
         return self._process.stdout.fileno()
 
     def messages(self) -> Iterator[dict[str, Any]]:
-        """What one read brings. Raises `ChildDiedError` at the end of the pipe."""
+        """Yields the messages of one read. Raises `ChildDiedError` at the end of the pipe."""
         data = os.read(self.fileno(), MESSAGE_BYTES_MAX)
         if not data:
             raise self.obituary()
@@ -58,14 +58,14 @@ class Child:
             yield msgspec.json.decode(line)
 
     def tell(self, word: str) -> None:
-        """A line to the child's stdin; one that is gone tells so by its own pipe."""
+        """Sends a line to the child's stdin; one that is gone shows by its own pipe."""
         assert self._process.stdin is not None
         with suppress(BrokenPipeError):
             self._process.stdin.write(word.encode() + b"\n")
             self._process.stdin.flush()
 
     def obituary(self) -> ChildDiedError:
-        """Why the child is gone, with the last of what it said."""
+        """Says why the child is gone, with its last output."""
         try:
             code = self._process.wait(END_TIMEOUT)
         except subprocess.TimeoutExpired:
@@ -79,7 +79,7 @@ class Child:
         )
 
     def end(self) -> None:
-        """Let it go, by force if need be."""
+        """Ends it, by force if need be."""
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
                 with suppress(BrokenPipeError):
@@ -93,7 +93,8 @@ class Child:
 
 
 def say(event: str, **fields: Any) -> None:
-    """From a child: one message to the parent. Ends the child where nobody listens any more."""
+    """Sends one message from a child to its parent. Ends the child where no parent listens any
+    more."""
     try:
         os.write(1, msgspec.json.encode({"event": event, **fields}) + b"\n")
     except BrokenPipeError:
@@ -101,7 +102,8 @@ def say(event: str, **fields: Any) -> None:
 
 
 def hear(timeout: float | None) -> str | None:
-    """In a child: the parent's next word; None if none came in time. Ends the child with it."""
+    """Returns, in a child, the parent's next word; None if none came in time. Ends the child with
+    it."""
     poller = select.poll()  # select() fails on descriptors above 1023
     poller.register(0, select.POLLIN)
     if not poller.poll(None if timeout is None else timeout * 1000):

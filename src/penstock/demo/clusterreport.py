@@ -1,4 +1,4 @@
-"""What the demo on a cluster shows at the end: what happened, when, and whether all is there."""
+"""The final report of the demo on a cluster: the events, their times, and whether all is there."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from penstock.demo.report import Row, fields_of, latency_row, print_rows, sent_r
 
 
 def as_fields(outcome: ClusterOutcome) -> dict[str, Any]:
-    """The outcome as one JSON object. Seconds, bytes, records a second."""
+    """Returns the outcome as one JSON object. Seconds, bytes, records a second."""
     return {
         **fields_of(outcome),
         "brokers": outcome.brokers,
@@ -44,7 +44,7 @@ def _failover(killed: Killed) -> dict[str, Any]:
 
 
 def print_table(outcome: ClusterOutcome) -> None:
-    """The outcome for people, on stdout."""
+    """Prints the outcome for people, on stdout."""
     copies = f", and every one of them on {outcome.replicas} brokers"
     print_rows(_rows(outcome), outcome.complaints(), copies)
 
@@ -69,7 +69,7 @@ def _rows(outcome: ClusterOutcome) -> list[Row]:
 
 
 def _story(killed: Killed) -> list[Row]:
-    """What happened, in the order in which it did."""
+    """Returns the events in the order in which they happened."""
     victim, told = killed.broker, killed.told
     events: list[tuple[float | None, str]] = [
         (killed.restarted, f"broker {victim} started again"),

@@ -1,7 +1,7 @@
 """The demo on a cluster: the broker that leads a partition is killed half-way, and comes back.
 
-Owns the brokers, and ends them whatever happens. When what happened is told by a lookout and by a
-pulse: records that are sent one after the other to the partition whose leader dies.
+Owns the brokers, and ends them whatever happens. A lookout and a pulse report the events and their
+times. The pulse sends records one after the other to the partition whose leader dies.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ class Killed:
     at_record: int
     killed_at: float
     told: Failover | None = None
-    """What followed, as it was last seen."""
+    """The events that followed, as last seen."""
     outage: float = 0.0
-    """How long its partition acknowledged nothing."""
+    """Seconds for which its partition acknowledged nothing."""
     restarted: float | None = None
     admitted: float | None = None
 
@@ -124,7 +124,7 @@ class ClusterStage(Director[ClusterOutcome]):
                 raise PenstockError(f"broker {number} of the demo died:\n{node.log_tail()}")
 
     def strike(self) -> None:
-        """kill -9 all processes of the broker that leads the pulse's partition."""
+        """Kills with -9 all processes of the broker that leads the pulse's partition."""
         victim = self._last_view().partitions[PULSE, 0].leader
         at_record, killed_at = self._progress.acknowledged, time.monotonic()
         self._cluster.nodes[victim].kill_all()
@@ -141,7 +141,7 @@ class ClusterStage(Director[ClusterOutcome]):
         raise PenstockTimeout(f"nobody tells within {LOOK_TIMEOUT:g} s who leads {PULSE}-0")
 
     def watch(self) -> None:
-        """See what the others do; then have the victim come back, and see that too."""
+        """Watches the other brokers, then restarts the victim and watches it too."""
         killed = self._outcome.killed
         assert killed is not None
         since, node = killed.killed_at, self._cluster.nodes[killed.broker]
@@ -163,7 +163,7 @@ class ClusterStage(Director[ClusterOutcome]):
 
     # --- afterwards ---
     def _take_stock(self) -> None:
-        """The files, once all brokers have stopped."""
+        """Checks the files, once all brokers have stopped."""
         outcome = self._outcome
         for node in self._cluster.nodes.values():
             node.terminate()

@@ -27,7 +27,7 @@ REPORT_EVERY: Final = 0.05
 
 @dataclass(slots=True)
 class Judge:
-    """What came, and what was wrong with it."""
+    """Counts the records that came, and the faults among them."""
 
     records: int = 0
     value_bytes: int = 0
@@ -41,7 +41,7 @@ class Judge:
     _last: dict[bytes | tuple[None, int], tuple[int, int]] = field(default_factory=dict)
 
     def take(self, chunk: Chunk, received_us: int) -> None:
-        """Take in a run of records of one partition."""
+        """Takes in a run of records of one partition."""
         values = [value for value in chunk.values.to_list() if value is not None]
         numbers = [int(value[: value.index(b",")]) for value in values]
         self.records += len(chunk)
@@ -60,7 +60,7 @@ class Judge:
             last[name] = (number, here)
 
     def verdict(self, expected: int) -> dict[str, object]:
-        """The counts that the parent shows. Latencies in seconds."""
+        """Returns the counts that the parent shows. Latencies in seconds."""
         numbers = np.concatenate(self._numbers) if self._numbers else np.empty(0, np.int64)
         known = numbers[(numbers >= 0) & (numbers < expected)]
         seen = np.bincount(known, minlength=expected)
@@ -94,7 +94,7 @@ def main(arguments: list[str]) -> None:
 
 
 def read_all(consumer: Consumer, judge: Judge) -> int:
-    """Read until the parent says how many records there are and the topic's end is reached."""
+    """Reads until the parent says how many records there are and the topic's end is reached."""
     expected: int | None = None
     reported = 0.0
     while True:

@@ -1,10 +1,11 @@
-"""What every demo's parent does: hears the producer and the consumer, and strikes half-way.
+"""The parent process of every demo: it listens to the producer and the consumer, and strikes
+half-way.
 
     starting --both ready--> running --producer done--> finishing --consumer done--> stopped
-                               │ half acknowledged: `strike`, then `watch` until it is over
+                                │ half acknowledged: `strike`, then `watch` until it is over
 
-Owns the two children and what they told, the folder, which it gives back whatever happens, and what
-the files in it say. What is struck, and what is judged of it, is the stages'.
+Owns the two children and their messages, the folder, which it removes whatever happens, and the
+findings in its files. The stages own the strike and the judgement of it.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class InterruptedDemoError(PenstockError):
 
 
 class StopRequests(Protocol):
-    """How the parent learns of signals."""
+    """The source of signals for the parent."""
 
     @property
     def requested(self) -> int: ...
@@ -45,7 +46,7 @@ class StopRequests(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoPlan:
-    """What to show. `records` None: all flights. `brokers` 0: a node that is alone."""
+    """The plan of a demo. `records` None: all flights. `brokers` 0: a node that is alone."""
 
     records: int | None = None
     partitions: int = 4
@@ -56,7 +57,7 @@ class DemoPlan:
 
 @dataclass(slots=True)
 class DemoProgress:
-    """How far it is, for whoever shows it."""
+    """The progress of a demo, to be shown."""
 
     total: int = 0
     sent: int = 0
@@ -66,7 +67,7 @@ class DemoProgress:
 
 
 class Struck(Protocol):
-    """What was killed, and its way back."""
+    """The process that was killed, and its return."""
 
     @property
     def is_complete(self) -> bool: ...
@@ -74,7 +75,7 @@ class Struck(Protocol):
 
 @dataclass(slots=True)
 class DemoOutcome:
-    """What producer and consumer told in the end, and what the files say."""
+    """The final reports of producer and consumer, and the findings in the files."""
 
     partitions: int
     prepared_in: float = 0.0
@@ -92,11 +93,11 @@ class DemoOutcome:
         raise NotImplementedError
 
     def complaints(self) -> list[str]:
-        """What is wrong; empty when every promise was kept."""
+        """Lists the faults; empty when every promise was kept."""
         raise NotImplementedError
 
     def missteps(self) -> list[str]:
-        """What is wrong with the records; empty when every promise was kept."""
+        """Lists the faults of records; empty when every promise was kept."""
         produced, consumed = self.produced, self.consumed
         wrong = [
             (produced["records"] - produced["acknowledged"], "records were not acknowledged"),
@@ -114,7 +115,7 @@ Told = TypeVar("Told", bound=DemoOutcome)
 
 
 class Director(Generic[Told]):
-    """See the module. `show` is called whenever something moved."""
+    """Runs a demo with two children. `show` is called whenever something moved."""
 
     def __init__(
         self,
@@ -133,15 +134,16 @@ class Director(Generic[Told]):
 
     # --- what each stage says ---
     def perform(self, stack: ExitStack, folder: Path) -> None:
-        """Set it up in that folder, hire the children, direct them, and look what is there."""
+        """Prepares the demo in that folder, starts the children, directs them, and checks the
+        files."""
         raise NotImplementedError
 
     def strike(self) -> None:
-        """Half of the records are acknowledged."""
+        """Strikes: half of the records are acknowledged."""
         raise NotImplementedError
 
     def watch(self) -> None:
-        """Look, a few hundred times a second while it is not over."""
+        """Looks, a few hundred times a second while it is not over."""
         raise NotImplementedError
 
     def check_alive(self) -> None:
@@ -163,7 +165,8 @@ class Director(Generic[Told]):
         return self._outcome
 
     def _examine(self, folder: Path, whose: str = "") -> dict[str, int]:
-        """Check all files there, whose node has stopped; the log ends of its partitions."""
+        """Checks all files there, whose node has stopped; returns the log ends of its
+        partitions."""
         outcome, ends = self._outcome, {}
         outcome.data_bytes += sum(
             path.stat().st_blocks * 512 for path in folder.rglob("*") if path.is_file()
@@ -185,11 +188,12 @@ class Director(Generic[Told]):
 
     @property
     def _is_over(self) -> bool:
-        """Whether all that follows from it is seen."""
+        """Returns whether all that follows from it is seen."""
         return self._outcome.struck is not None and self._outcome.struck.is_complete
 
     def _hire(self, stack: ExitStack, url: str, *how: str) -> None:
-        """The two children; `how` is what the producer is told beside the number of records."""
+        """Starts the two children; `how` are the producer's arguments beside the number of
+        records."""
         limit = "all" if self._plan.records is None else str(self._plan.records)
         self._producer = Child("penstock.demo.producer", url, TOPIC, limit, *how)
         stack.callback(self._producer.end)
@@ -197,7 +201,7 @@ class Director(Generic[Told]):
         stack.callback(self._consumer.end)
 
     def _direct(self) -> None:
-        """Hear the children until the consumer is done and the strike is over."""
+        """Listens to the children until the consumer is done and the strike is over."""
         with selectors.DefaultSelector() as selector:
             selector.register(self._stopping, selectors.EVENT_READ)
             selector.register(self._producer, selectors.EVENT_READ)
@@ -216,7 +220,7 @@ class Director(Generic[Told]):
         self._await_end()
 
     def _await_end(self) -> None:
-        """Everything may have gone another way while what was struck is still on its way back."""
+        """Waits for the victim's return: all records may have gone another way before it."""
         deadline = time.monotonic() + STALL_MAX
         while self._has_struck and not self._is_over and time.monotonic() < deadline:
             self.watch()

@@ -2,7 +2,7 @@
 
 Each flight becomes a record: key is the aircraft's tail number (none where it is not known), value
 `NUMBER,CSV LINE`, where NUMBER counts the flights from 0. Waits for `go`, sends everything by
-per-record `send`, tells how far it is, flushes, and tells what it counted.
+per-record `send`, reports its progress, flushes, and reports its counts.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ DELIVERY_TIMEOUT: Final = 60.0
 REPORTS: Final = 200
 """So many progress messages a run, so that half-way is known to half a per cent."""
 WINDOW_STEPS: Final = 20
-"""Of these steps, so many may be under way to a cluster, which acknowledges in larger runs:
-what is killed half-way is to have something to do."""
+"""The most of these steps that are in flight to a cluster, which acknowledges in larger runs. The
+broker that is killed half-way is to have work in hand."""
 PAUSE: Final = 0.0005
 
 
@@ -64,7 +64,7 @@ def send_all(
     values: list[bytes],
     is_replicated: bool,
 ) -> float:
-    """Send every record and wait for all acknowledgements; the seconds that took."""
+    """Sends every record and waits for all acknowledgements; returns the seconds that took."""
     step = max(1, len(values) // REPORTS)
     window = WINDOW_STEPS * step if is_replicated else len(values)
     begun = time.monotonic()

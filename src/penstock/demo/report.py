@@ -1,4 +1,4 @@
-"""What the demo shows: progress while it runs, a table or a JSON object at the end."""
+"""The demo's output: progress while it runs, a table or a JSON object at the end."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class Watcher:
 
 
 def as_fields(outcome: NodeOutcome) -> dict[str, Any]:
-    """The outcome as one JSON object. Seconds, bytes, records a second."""
+    """Returns the outcome as one JSON object. Seconds, bytes, records a second."""
     killed = outcome.killed
     return {
         **fields_of(outcome),
@@ -101,7 +101,7 @@ def as_fields(outcome: NodeOutcome) -> dict[str, Any]:
 
 
 def fields_of(outcome: DemoOutcome) -> dict[str, Any]:
-    """What is told of every demo."""
+    """Returns the fields that all demos report."""
     produced, consumed = outcome.produced, outcome.consumed
     complaints = outcome.complaints()
     return {
@@ -126,12 +126,12 @@ def fields_of(outcome: DemoOutcome) -> dict[str, Any]:
 
 
 def print_table(outcome: NodeOutcome) -> None:
-    """The outcome for people, on stdout."""
+    """Prints the outcome for people, on stdout."""
     print_rows(_rows(outcome), outcome.complaints())
 
 
 def print_rows(rows: Iterable[Row], complaints: Sequence[str], good: str = "") -> None:
-    """A table of names and texts, and whether all is good."""
+    """Prints a table of names and texts, and whether all is good."""
     width = None if sys.stdout.isatty() else WIDTH_WITHOUT_TERMINAL
     console = Console(width=width, highlight=False)
     table = Table(box=box.SIMPLE_HEAD, show_header=False, pad_edge=False)
@@ -191,7 +191,8 @@ def latency_row(fields: dict[str, Any], across: str) -> Row:
 
 
 def stock_rows(fields: dict[str, Any], folder: str) -> list[Row]:
-    """What is there afterwards; `folder`: what the data lies in is called."""
+    """Returns the rows about the data left; `folder`: the name of the row about the data's
+    place."""
     kept = fields["data_folder"]
     where = f", kept in {kept}" if kept else ", removed"
     return [

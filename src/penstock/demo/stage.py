@@ -89,7 +89,7 @@ class DemoRun(Director[NodeOutcome]):
             raise PenstockError("the node of the demo died")
 
     def strike(self) -> None:
-        """kill -9 the writer of partition 0, in the middle of whatever it is doing."""
+        """Kills with -9 the writer of partition 0, in the middle of its work."""
         topic = self._admin.describe_topic(TOPIC)
         number = topic.partitions[0].writer
         [writer] = [seat for seat in self._admin.describe_node().writers if seat.writer == number]
@@ -102,7 +102,7 @@ class DemoRun(Director[NodeOutcome]):
         self._progress.note = f"writer {number} (pid {writer.pid}) killed with -9"
 
     def watch(self) -> None:
-        """See whether there is a new process, and whether it appends."""
+        """Looks whether there is a new process, and whether it appends."""
         killed = self._outcome.killed
         assert killed is not None
         since = time.monotonic() - killed.killed_at

@@ -1,11 +1,11 @@
-"""Checking partition folders without a node: every byte that a reader would trust, read once.
+"""Checks partition folders without a node, reading every byte that a reader would trust once.
 
-What is held against each log, from its own files alone:
+It checks of each log, from its own files alone:
 
     batches     header and body checksums, columns, offsets without a hole, epochs and append times
                 that never fall, the partition they belong to
-    segments    each ends where the next begins; nothing but zeros stands behind the last batch
-    indexes     each entry names a batch, where it stands and the newest time up to it
+    segments    each ends where the next begins; only zeros are behind the last batch
+    indexes     each entry names a batch, its position and the newest time up to it
     producers   each (producer, epoch, sequence) is there once, and in order
     the rest    epochs, recovery point and producer snapshots agree with the batches
 

@@ -28,7 +28,7 @@ class AbortCheck:
         self._markers: dict[int, tuple[int, int]] = {}
 
     def saw(self, position: int, head: BatchHeader, whole: memoryview) -> None:
-        """A control batch: header and record must say the same."""
+        """Takes a control batch: header and record must say the same."""
         try:
             control = read_control(bytes(whole), 0, head)
         except (CorruptBatchError, UnsupportedVersionError) as error:
@@ -38,8 +38,8 @@ class AbortCheck:
             self._markers[head.base_offset] = (control.producer_id, control.epoch)
 
     def end(self, log_end: int) -> None:
-        """All batches passed: every marker is noted, and nothing that is not in the log yet. What
-        compaction has taken the marker of stays noted."""
+        """Checks, after all batches, that every marker is noted, and no marker that is not in the
+        log yet. An aborted transaction whose marker compaction has removed stays noted."""
         name = os.path.basename(self._path)
         if self._data is None:
             if self._markers:

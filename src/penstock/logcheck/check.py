@@ -1,4 +1,4 @@
-"""The walk over one partition folder: segments, batches, producers, and what stands beside them."""
+"""The walk over one partition folder: segments, batches, producers, and the files beside them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ BATCHES_REMEMBERED: Final = 128
 
 
 def check_partition(partition: CheckedPartition, storage: Storage | None = None) -> Checked:
-    """Read one partition folder from end to end."""
+    """Reads one partition folder from end to end."""
     return _Check(storage or Storage(), partition).run()
 
 
@@ -84,7 +84,8 @@ class _Check:
         return result
 
     def _live(self, bases: list[int]) -> list[int]:
-        """The segments that the log still has: a crash may have left some below its start."""
+        """Returns the segments that the log still has: a crash may have left some below its
+        start."""
         path = f"{self._folder}/{START_FILE}"
         data = self._storage.read_file(path)
         if data is None:
@@ -188,7 +189,7 @@ class _Check:
             )
 
     def _sequence(self, file: str, at: int, head: BatchHeader) -> None:
-        """Invariant 3: (producer, epoch, sequence) once and in order."""
+        """Checks invariant 3: (producer, epoch, sequence) once and in order."""
         epoch, sequence = head.producer_epoch, head.base_sequence
         known = self._sequences.get(head.producer_id)
         who = f"producer {head.producer_id} epoch {epoch}"
@@ -237,7 +238,7 @@ class _Check:
         )
 
     def _active_end(self, base: int, scan: Scan, fd: int) -> None:
-        """Behind the last batch of the log: zeros, or what a crash left there."""
+        """Checks the bytes behind the last batch of the log: zeros, or what a crash left there."""
         behind = examine_tail(self._storage, fd, scan.position, self._owner or (b"", 0))
         if scan.stop in (Stop.END, Stop.ZERO) and behind.end == scan.position:
             return
@@ -262,7 +263,7 @@ class _Check:
             note=self._is_live and not known,
         )
 
-    # --- what stands beside the segments
+    # --- the files beside the segments
     def _check_point_position(self, base: int, position: int, offset: int) -> None:
         point = self._point
         if point is None or (base, offset) != (point.segment_base, point.offset):

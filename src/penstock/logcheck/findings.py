@@ -1,4 +1,4 @@
-"""What a check found: errors, and notes that are only worth knowing. Bounded in number."""
+"""The findings of a check: errors, and notes that are only worth knowing. Bounded in number."""
 
 from __future__ import annotations
 
@@ -42,6 +42,6 @@ class Checked:
     def find(
         self, kind: str, file: str, position: int | None, message: str, *, note: bool = False
     ) -> None:
-        """Note something down, unless there is too much already."""
+        """Adds a finding, unless there are too many already."""
         if len(self.findings) < FINDINGS_MAX:
             self.findings.append(Finding(kind, file, position, message, note))

@@ -1,4 +1,4 @@
-"""Where partitions lie: data folders, partition folders, and whether a node holds them.
+"""Finds partition folders, below a data folder or alone, and whether a node holds them.
 
 Reads names and the catalogue only. Never opens a log, and never takes the folder's lock.
 """
@@ -25,7 +25,8 @@ class CheckedPartition:
 
 
 def find_partitions(path: str) -> list[CheckedPartition]:
-    """The partitions of a data folder, or the one that `path` itself is. Raises `ConfigError`."""
+    """Returns the partitions of a data folder, or the one that `path` itself is. Raises
+    `ConfigError`."""
     path = os.path.abspath(path)
     if not os.path.isdir(path):
         raise ConfigError(f"{path} is no folder: name a data folder or a partition folder in it")
@@ -57,7 +58,7 @@ def _partition(folder: str, topics: dict[str, str], live: bool) -> CheckedPartit
 
 
 def _topic_names(data_folder: str) -> dict[str, str]:
-    """Topic id to name, as far as the catalogue can be read."""
+    """Returns topic names by id, as far as the catalogue can be read."""
     try:
         with open(os.path.join(data_folder, TOPICS_FILE), "rb") as file:
             document = json.load(file)
@@ -67,9 +68,9 @@ def _topic_names(data_folder: str) -> dict[str, str]:
 
 
 def is_held(data_folder: str) -> bool:
-    """Whether a node, or a writer of one that is gone, holds the folder's lock.
+    """Returns whether a node, or a writer of one that is gone, holds the folder's lock.
 
-    Looked up in the kernel's list of locks: trying to take the lock could keep a starting node out.
+    It reads the kernel's list of locks: trying to take the lock could keep a starting node out.
     """
     try:
         status = os.stat(os.path.join(data_folder, LOCK_FILE))

@@ -27,7 +27,7 @@ class IndexCheck:
         self._wanted = next(self._entries, None)
 
     def _load(self) -> Iterator[tuple[int, int, int, int, int]]:
-        """(number, offset, position, time, offset) of each pair of entries."""
+        """Yields (number, offset, position, time, offset) of each pair of entries."""
         files = []
         for path in self._paths:
             data = self._storage.read_file(path)
@@ -56,7 +56,7 @@ class IndexCheck:
             yield number, offset, position, *TIME_ENTRY.unpack_from(times, number * ENTRY_BYTES)
 
     def saw(self, position: int, head: BatchHeader) -> None:
-        """A batch: entries up to here must name it, its place and the newest time so far."""
+        """Takes a batch: entries up to here must name it, its place and the newest time so far."""
         newest = batch_time(head)
         self._newest = newest if self._newest is None else max(self._newest, newest)
         while self._wanted is not None and self._wanted[2] <= position:
@@ -74,7 +74,7 @@ class IndexCheck:
             self._wanted = next(self._entries, None)
 
     def end(self, position: int) -> None:
-        """All batches passed: no entry may be left."""
+        """Checks, after all batches, that no entry is left."""
         if self._wanted is not None and not self._is_live:
             number, offset, at, *_ = self._wanted
             self._result.find(

@@ -1,9 +1,9 @@
-"""When the record at an offset was appended: the lag of a consumer in seconds.
+"""The append time of the record at an offset: the lag of a consumer in seconds.
 
-Two sources. What was appended while somebody looked on is known from the looks: between two of them
-the high watermark moved from here to there, and offsets in between are taken to have come evenly.
-What is older is looked up in the log, in bounded time; what was found serves until the consumer has
-passed that batch.
+There are two sources. For records appended while a tool watched, the samples tell. Between two of
+them the high watermark moved, and offsets in between are taken to have come evenly. Older records
+are looked up in the log, in bounded time; the result serves until the consumer has passed that
+batch.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Log = tuple[str, int]  # topic id, partition
 
 
 class LogPosition(NamedTuple):
-    """Where somebody stands in a log: `who` tells readers of the same log apart."""
+    """A position in a log: `who` tells readers of the same log apart."""
 
     who: int
     log: Log
@@ -81,7 +81,7 @@ class Ages:
         self._found: dict[tuple[int, Log], _Found] = {}
 
     def look(self, log: Log, high_watermark: int, now: float) -> None:
-        """Note how far a log is at a refresh."""
+        """Notes how far a log is at a refresh."""
         seen = self._seen.get(log)
         if seen is None or high_watermark < seen.ends[-1]:  # cut after a crash of the host
             self._seen[log] = _Seen(high_watermark, now)
@@ -89,7 +89,7 @@ class Ages:
             seen.note(high_watermark, now)
 
     def follow(self, sample: Sample) -> None:
-        """Note how far every log is, and forget those that are gone."""
+        """Notes how far every log is, and forgets those that are gone."""
         ends = {
             (part.topic_id, part.partition): part.high_watermark
             for part in sample.partitions.values()
@@ -99,7 +99,7 @@ class Ages:
         self.keep(set(ends))
 
     def keep(self, logs: set[Log]) -> None:
-        """Forget all logs but these."""
+        """Forgets all logs but these."""
         for log in self._seen.keys() - logs:
             del self._seen[log]
         for key in [key for key in self._found if key[1] not in logs]:
@@ -108,7 +108,8 @@ class Ages:
     def times(
         self, places: Iterable[LogPosition], budget: float = BUDGET
     ) -> dict[LogPosition, float]:
-        """When the records at these places were appended; what is not known is left out."""
+        """Returns the append times of the records at these places, without those that are not
+        known."""
         known: dict[LogPosition, float] = {}
         open_: list[LogPosition] = []
         for place in places:

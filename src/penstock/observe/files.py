@@ -1,4 +1,4 @@
-"""What a partition takes on disk, and from when to when its records are."""
+"""The room of a partition on disk, and the first and last time of its records."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from penstock.core.storage import Storage
 
 
 class OnDisk(msgspec.Struct):
-    """A partition's folder. `disk_bytes` is all that its files take, what they grew ahead included;
-    times are those of records, in microseconds since the epoch, None where there is no record."""
+    """A partition's folder. `disk_bytes` is the size of all its files on disk, with the room they
+    grew ahead. Times are those of records, in microseconds since the epoch, None where there is no
+    record."""
 
     segments: int
     disk_bytes: int
@@ -24,7 +25,7 @@ class OnDisk(msgspec.Struct):
 
 
 def look(folder: str, log_start: int, log_end: int) -> OnDisk:
-    """The folder as it is now; files that go away meanwhile count nothing."""
+    """Reads the folder as it is now; files that go away meanwhile count nothing."""
     segments = size = 0
     try:
         names = os.listdir(folder)

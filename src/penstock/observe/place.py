@@ -1,4 +1,5 @@
-"""Which data folder a URL means, and which process serves it, found without asking the node."""
+"""Finds the data folder that a URL means, and the process that serves it, without asking
+the node."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ _START_ONE = "start one with `penstock serve`, or name a running one by shm://NA
 
 
 class _Record(msgspec.Struct):
-    """What is wanted of node.json."""
+    """The fields of node.json that are read."""
 
     uuid: str
     boot_id: str
@@ -30,14 +31,14 @@ class NodePlace:
 
     folder: Path
     owner: str
-    """What the names of its objects in /dev/shm begin with."""
+    """The prefix of its objects' names in /dev/shm."""
     pid: int
     writers: int
     """Page p of the state table belongs to writer p % writers."""
 
 
 def folder_for(url: str) -> Path:
-    """The data folder that a `shm://` URL means. Raises `ConfigError` for other URLs."""
+    """Returns the data folder that a `shm://` URL means. Raises `ConfigError` for other URLs."""
     target = parse_url(url)
     if target.scheme != "shm":
         raise ConfigError(
@@ -51,7 +52,7 @@ def folder_for(url: str) -> Path:
 
 
 def find_node(url: str) -> NodePlace:
-    """The node that runs there.
+    """Finds the node that runs there.
 
     Raises `NotConnectedError` when none does, `AttachRefusedError` when it is another user's.
     """
@@ -86,7 +87,7 @@ def _record(url: str, folder: Path) -> _Record:
 
 
 def lock_holder(folder: Path) -> int | None:
-    """The pid of the node that holds the folder's lock; None when that process is gone.
+    """Returns the pid of the node that holds the folder's lock; None when that process is gone.
 
     The number alone could be another process's by now, so the process must have the file open.
     """

@@ -1,4 +1,4 @@
-"""What /proc tells of a process: state, processor time, memory, command line."""
+"""Reads a process's state, processor time, memory and command line from /proc."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ class Process(NamedTuple):
 
 
 def look_at(pid: int, start_time: int | None = None) -> Process | None:
-    """The process of that pid (and start time); None when it is gone or only a zombie."""
+    """Returns the process of that pid (and start time); None when it is gone or only a zombie."""
     try:
         with open(f"/proc/{pid}/stat", "rb", buffering=0) as file:
             text = file.read()
     except OSError:
         return None
-    # The command stands in parentheses and may itself hold spaces and parentheses.
+    # The command is in parentheses and may itself hold spaces and parentheses.
     fields = text[text.rindex(b")") + 2 :].split()
     state, started = fields[0].decode("ascii"), int(fields[19])
     if state in "ZX" or start_time not in (None, started):
@@ -46,13 +46,14 @@ def look_at(pid: int, start_time: int | None = None) -> Process | None:
 
 
 def uptime(process: Process) -> float:
-    """Seconds since its start."""
+    """Returns the seconds since its start."""
     with open("/proc/uptime", encoding="ascii") as file:
         return max(0.0, float(file.read().split()[0]) - process.start_time / _TICKS)
 
 
 def command_of(pid: int) -> str:
-    """Its command line for people, the program without its folder; empty when it cannot be read."""
+    """Returns its command line for people, the program without its folder; empty when it cannot be
+    read."""
     try:
         with open(f"/proc/{pid}/cmdline", "rb", buffering=0) as file:
             words = file.read(4096).split(b"\0")

@@ -1,4 +1,4 @@
-"""What lies between two looks at a node: rates, lags and what is wrong, as rows to be shown."""
+"""The difference between two samples of a node: rates, lags and faults, as rows to be shown."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class ConsumerRow(msgspec.Struct):
     skipped: int = 0
     """Records that its `latest_only` left out."""
     poll_seconds: float | None = None
-    """How long ago it last looked for records."""
+    """Seconds since it last looked for records."""
 
 
 class ProducerRow(msgspec.Struct):
@@ -177,13 +177,14 @@ class Reporter:
         self._ages = Ages()
 
     def take(self) -> Sample:
-        """A look, of which the ages of records are learnt too."""
+        """Takes a sample, and learns the ages of records from it."""
         sample = self._observer.sample()
         self._ages.follow(sample)
         return sample
 
     def compare(self, before: Sample, after: Sample, **ages: float) -> Report:
-        """The report of the time between two looks. `budget` bounds the look-ups of ages."""
+        """Returns the report of the time between two samples. `budget` bounds the look-ups
+        of ages."""
         seconds = max(after.at - before.at, 1e-6)
         parts = {page: part for page, part in after.partitions.items() if self._chosen(part.topic)}
         consumers = self._consumers(before, after, parts, seconds, ages)
@@ -345,7 +346,8 @@ class Reporter:
 
 
 def _same(old: PartitionSample | None, new: PartitionSample) -> PartitionSample:
-    """What the page said before, if it was the same partition's; a fresh one has come from 0."""
+    """Returns the earlier state of the page, if it was the same partition's; a new one has come
+    from 0."""
     if old is None or old.topic_id != new.topic_id:
         return NEVER
     return old if old.records <= new.records else NEVER  # the tables were made again
@@ -377,14 +379,14 @@ def _log_row(new: PartitionSample, old: PartitionSample, seconds: float) -> LogR
 
 
 def _add_lag(row: LogRow, standings: list[Standing]) -> None:
-    """The lag of whoever is furthest behind."""
+    """Adds the largest lag of its consumers."""
     row.consumers = len(standings)
     row.lag = max((standing.lag for standing in standings), default=None)
     row.lag_seconds = _most(standing.lag_seconds for standing in standings)
 
 
 def _sum(topic: str, rows: list[LogRow]) -> LogRow:
-    """Several partitions in one row; their lags are added, their lags in seconds are not."""
+    """Sums several partitions in one row; their lags are added, their lags in seconds are not."""
     lags = [row.lag for row in rows if row.lag is not None]
     ill = [row.status for row in rows if row.status != "online"]
     return LogRow(
@@ -476,7 +478,7 @@ def _cleaner_row(before: Sample, after: Sample, seconds: float) -> CleanerRow | 
 
 
 def _disk_row(sample: Sample) -> DiskRow | None:
-    """None where the node has not looked yet."""
+    """Returns the disk's row, None where the node has not looked yet."""
     disk = sample.disk
     if disk is None or not disk.total:
         return None
@@ -484,7 +486,7 @@ def _disk_row(sample: Sample) -> DiskRow | None:
 
 
 def _warnings(sample: Sample, rows: list[LogRow]) -> list[str]:
-    """What an operator should look at, worst first."""
+    """Lists the warnings for an operator, worst first."""
     found = []
     node = sample.node
     if node is None:

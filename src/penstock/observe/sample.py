@@ -24,7 +24,7 @@ _SLOT_WORDS: Final = lo.CLIENT_SLOT_BYTES // 8
 
 
 class TopicSample(msgspec.Struct, frozen=True):
-    """What is wanted of a topic in topics.json."""
+    """The fields of a topic in topics.json that are read."""
 
     name: str
     topic_id: str
@@ -67,9 +67,11 @@ class PartitionSample(NamedTuple):
 
 
 class ConsumerSample(NamedTuple):
-    """A consumer's slot. `positions`: page and next offset wanted; `skipped`: records that its
-    `latest_only` left out; `polled`: when it last looked for records (microseconds of the monotonic
-    clock, 0: not known); `stopped`: its process, by a signal."""
+    """A consumer's slot.
+
+    `positions`: page and next offset wanted; `skipped`: records that its `latest_only` left out.
+    `polled`: when it last looked for records (microseconds of the monotonic clock, 0: not known).
+    `stopped`: a signal has stopped its process."""
 
     slot: int
     pid: int
@@ -144,7 +146,7 @@ class Observer:
         self._commands: dict[tuple[int, int], str] = {}
 
     def command(self, pid: int, start_time: int) -> str:
-        """The command line of a process that was seen, kept for when it is dead."""
+        """Returns the command line of a process that was seen, kept for when it is dead."""
         key = pid, start_time
         known = self._commands.get(key)
         if known is None:
@@ -158,7 +160,8 @@ class Observer:
         return str(self.place.folder / f"{partition.topic_id}-{partition.partition}")
 
     def sample(self) -> Sample:
-        """Look once. Raises `NotConnectedError` when the node has ended and took its tables."""
+        """Takes one sample. Raises `NotConnectedError` when the node has ended and took its
+        tables."""
         try:
             self.shared.refresh()
         except NotConnectedError:
@@ -191,7 +194,7 @@ class Observer:
         return process
 
     def _read_catalogue(self) -> None:
-        """Read topics.json again if it was replaced."""
+        """Reads topics.json again if it was replaced."""
         path = Path(self.place.folder, "topics.json")
         try:
             found = path.stat()

@@ -21,7 +21,7 @@ class Shared:
         self.move(owner)
 
     def move(self, owner: str) -> None:
-        """Look at what a run has made under another name, see `ipc.ownership`."""
+        """Maps what a run has made under another name, see `ipc.ownership`."""
         self.owner = owner
         self._uuid = bytes.fromhex(owner.partition("-")[0])
         self._names = [shm.object_name(owner, kind) for kind in ("state", "clients")]
@@ -38,7 +38,7 @@ class Shared:
         return self._tables[1]
 
     def refresh(self) -> None:
-        """Map what is new, let go of what is gone. Raises `NotConnectedError` without tables."""
+        """Maps what is new, and unmaps what is gone. Raises `NotConnectedError` without tables."""
         try:
             inodes = [os.stat(shm.SHM_FOLDER + name).st_ino for name in self._names]
         except FileNotFoundError as error:
@@ -64,7 +64,7 @@ class Shared:
         self._inodes = inodes
 
     def _map_lane(self, name: str) -> None:
-        """A lane that was never finished, or that went in this moment, is none."""
+        """Maps a lane. One that was never finished, or that went in this moment, is none."""
         try:
             region = _map(name)
         except (OSError, ValueError):
@@ -82,7 +82,7 @@ class Shared:
             self.lanes[name] = identity, region
 
     def regions(self) -> list[Region]:
-        """Everything that is mapped."""
+        """Returns all mapped regions."""
         return [*self._tables, *(region for _, region in self.lanes.values())]
 
     def close(self) -> None:

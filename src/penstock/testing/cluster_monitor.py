@@ -57,7 +57,7 @@ class View:
 
 
 def look(admin: Admin, topics: Iterable[str]) -> View:
-    """Ask once. Raises what the broker answers, and where it does not."""
+    """Asks once. Raises the broker's error, or one where it does not answer."""
     partitions: dict[Name, Placed] = {}
     for topic in topics:
         for place in admin.describe_partitions(topic):
@@ -112,14 +112,14 @@ class Lookout:
             self.views.append(view)
 
     def since(self, moment: float) -> Iterator[View]:
-        """The views from a moment on, beginning with the one that held then."""
+        """Yields the views from a moment on, beginning with the one that held then."""
         views = list(self.views)
         first = next((i for i, view in enumerate(views) if view.at > moment), len(views))
         yield from views[max(0, first - 1) :]
 
     def first(self, since: float, holds: Callable[[View], bool]) -> float | None:
-        """The seconds after `since` at which something was first seen to hold; 0 where it held
-        then; None: it never did."""
+        """Returns the seconds after `since` at which something was first seen to hold; 0 where it
+        held then; None: it never did."""
         for view in self.since(since):
             if holds(view):
                 return max(0.0, view.at - since)

@@ -83,7 +83,7 @@ class EmbeddedNode:
 
     @property
     def tcp_url(self) -> str:
-        """Where remote clients find it, with the real port. The same after a restart."""
+        """Returns the address for remote clients, with the real port. The same after a restart."""
         listen = self._record().get("listen") if self._listen else None
         if not listen:
             raise PenstockError("this node serves no remote clients: make it with listen=True")
@@ -100,7 +100,7 @@ class EmbeddedNode:
         return self._process is not None and self._process.poll() is None
 
     def start(self) -> None:
-        """Start (again) on the same folder and wait until clients are admitted; kill it if that
+        """Starts (again) on the same folder and waits until clients are admitted; kills it if that
         fails."""
         self.launch()
         try:
@@ -110,7 +110,7 @@ class EmbeddedNode:
             raise
 
     def launch(self) -> None:
-        """Start (again) without waiting: several that need each other start side by side."""
+        """Starts (again) without waiting: several that need each other start side by side."""
         self._forget_launch()
         begun = time.monotonic()
         reader, writer = os.pipe()
@@ -141,7 +141,7 @@ class EmbeddedNode:
             )
 
     def await_ready(self, timeout: float | None = None) -> None:
-        """Until a launched node admits clients; nothing to do where it is known that it does.
+        """Waits until a launched node admits clients; does nothing where it is known that it does.
 
         Raises `PenstockError` where it has ended, or takes longer than `timeout` (None: its
         `ready_timeout`) seconds: then it goes on.
@@ -163,7 +163,8 @@ class EmbeddedNode:
         raise PenstockError(f"the node on {self.data} {why}:\n{_end_of(launched.errors)}")
 
     def is_ready(self) -> bool:
-        """Whether a launched node admits clients by now. Raises `PenstockError` where it ended."""
+        """Returns whether a launched node admits clients by now. Raises `PenstockError` where it
+        ended."""
         launched = self._launched
         if launched is not None:
             poller = select.poll()
@@ -179,21 +180,21 @@ class EmbeddedNode:
             launched.close()
 
     def log_tail(self, lines: int = LOG_LINES) -> str:
-        """The last lines of its log, where that is a file of its own."""
+        """Returns the last lines of its log, where that is a file of its own."""
         if not isinstance(self._log, Path) or not self._log.exists():
             return ""
         return "\n".join(self._log.read_text("utf-8", "replace").splitlines()[-lines:])
 
     def connect(self, **options: float) -> Client:
-        """A client of this node."""
+        """Returns a client of this node."""
         return connect(self.url, **options)  # type: ignore[arg-type]
 
     def connect_tcp(self, *, client_id: str = "", timeout: float = 5.0) -> Client:
-        """A client that comes as from another host."""
+        """Returns a client that connects as from another host."""
         return connect(self.tcp_url, client_id=client_id, timeout=timeout, transport="tcp")
 
     def stop(self, timeout: float = 30.0) -> int:
-        """SIGTERM: drain and leave. Returns the exit code; kills after `timeout` seconds."""
+        """Sends SIGTERM: drain and leave. Returns the exit code; kills after `timeout` seconds."""
         if self._process is None:
             return 0
         process = self._process
@@ -207,33 +208,34 @@ class EmbeddedNode:
             self._forget_launch()
 
     def terminate(self) -> None:
-        """SIGTERM, and no waiting: `stop` does that. Once: a second one lets it leave at once."""
+        """Sends SIGTERM without waiting: `stop` does that. Once: a second one lets it leave at
+        once."""
         if self._process is not None and not self._terminated:
             self._terminated = True
             self._process.send_signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        """SIGKILL, as a crash."""
+        """Sends SIGKILL, as a crash."""
         self._forget_launch()
         if self._process is not None:
             self._process.kill()
             self._process.wait()
 
     def kill_all(self) -> None:
-        """SIGKILL to it and all its processes, as when its host loses them."""
+        """Sends SIGKILL to it and all its processes, as when its host loses them."""
         self.kill()
         if not end_processes_on(str(self.data)):
             raise PenstockError(f"processes on {self.data} outlive SIGKILL")
 
     def remove(self) -> None:
-        """Stop, then remove shared memory and (if it is temporary) the folder."""
+        """Stops, then removes shared memory and (if it is temporary) the folder."""
         self.stop()
         unlink_own(str(self.data))
         if self._owns_folder:
             shutil.rmtree(self.data, ignore_errors=True)
 
     def _record(self) -> dict[str, Any]:
-        """What node.json tells; nothing before there is one."""
+        """Returns the fields of node.json; none before there is one."""
         import msgspec
 
         try:
@@ -268,7 +270,7 @@ class _Launch:
 
 
 def _end_of(errors: IO[bytes] | None) -> str:
-    """What the node said before it failed, where nobody else has it."""
+    """Returns the node's output before it failed, where no other log has it."""
     if errors is None:
         return "its log says why"
     errors.seek(0)

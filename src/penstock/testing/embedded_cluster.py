@@ -29,10 +29,11 @@ VOTERS_MAX: Final = 5
 
 
 class Places:
-    """Where the brokers 1 to `brokers` of one cluster listen, and how each is told.
+    """The addresses of the brokers 1 to `brokers` of one cluster, and their options.
 
-    On this host each gets two free ports, which nobody else gets for as long as this lives, also
-    while no broker listens there. `hosts` are addresses of their own instead, with fixed ports.
+    On this host each gets two free ports, which no other process gets for as long as this lives,
+    also while no broker listens there. `hosts` are addresses of their own instead, with fixed
+    ports.
     """
 
     def __init__(self, brokers: int, hosts: Sequence[str] = ()) -> None:
@@ -40,7 +41,7 @@ class Places:
             raise ConfigError(f"brokers={brokers}: allowed are 1..{BROKERS_MAX}")
         self.numbers = range(1, brokers + 1)
         self.voters = self.numbers[: min(brokers - (brokers + 1) % 2, VOTERS_MAX)]
-        """Who decides: an odd number, since one more stands no more deaths."""
+        """The voters: an odd number, since one more survives no more deaths."""
         self._held: list[socket.socket] = []
         self._clients: dict[int, str] = {}
         self._cluster: dict[int, str] = {}
@@ -54,8 +55,8 @@ class Places:
                 self._cluster[number] = self._reserved()
 
     def _reserved(self) -> str:
-        """A port that is bound here and listened at nowhere: the kernel gives it to nobody who asks
-        for any, and to whoever asks for it with SO_REUSEADDR, as servers do."""
+        """Reserves a port that is bound here, without a listener. The kernel gives it to no socket
+        that asks for any port, and to one that asks for it with SO_REUSEADDR, as servers do."""
         held = socket.socket()
         self._held.append(held)
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -68,11 +69,12 @@ class Places:
         return "tcp://" + ",".join(self._clients.values())
 
     def listen(self, number: int) -> str:
-        """Where that broker serves clients."""
+        """Returns the address where that broker serves clients."""
         return f"tcp://{self._clients[number]}"
 
     def options(self, number: int) -> dict[str, object]:
-        """What makes a node that broker, by the names of the operations guide."""
+        """Returns the options that make a node that broker, by the names of the operations
+        guide."""
         voters = ",".join(f"{each}@{self._cluster[each]}" for each in self.voters)
         return {
             "node_id": number,
@@ -135,14 +137,15 @@ class EmbeddedCluster:
         return self.places.url
 
     def connect(self, *, client_id: str = "", timeout: float = 10.0) -> Client:
-        """A client of all brokers."""
+        """Returns a client of all brokers."""
         return connect(self.url, client_id=client_id, timeout=timeout, transport="tcp")
 
     def log_path(self, number: int) -> Path:
         return self.folder / f"broker-{number}" / "node.log"
 
     def remove(self) -> None:
-        """Stop all, side by side, then remove shared memory and (if it is temporary) the folder."""
+        """Stops all, side by side, then removes shared memory and (if it is temporary) the
+        folder."""
         with ExitStack() as stack:
             stack.callback(self.places.close)
             if self._owns_folder:
@@ -164,7 +167,7 @@ class EmbeddedCluster:
 
 
 def start_together(nodes: Mapping[int, EmbeddedNode]) -> None:
-    """Launch all, then wait for all: a broker is ready once most of the quorum are there.
+    """Launches all, then waits for all: a broker is ready once most of the quorum are there.
 
     Raises `PenstockError`, with the end of that broker's log, for the first that is not.
     """

@@ -1,7 +1,7 @@
-"""What followed the death of a broker, as a lookout and a pulse saw it.
+"""The events after the death of a broker, as a lookout and a pulse saw them.
 
-Owns the order of events: who was fenced, who decides, who leads, when records were acknowledged
-again and replicas in sync. Computed from what was recorded, as often as one likes.
+Owns the order of events: fencing, the deciding controller, the leader, the first acknowledgement,
+replicas in sync again. Computed from what was recorded, as often as one likes.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ class Failover:
     was_controller: bool
     fenced: float | None
     controller: int
-    """Who decides in the end; -1: nobody."""
+    """The controller in the end; -1: none."""
     decided: float | None
     """When another one decided, if it was the victim."""
     heir: int
-    """Who leads the pulse's partition in the end."""
+    """The leader of the pulse's partition in the end."""
     led_again: float | None
     acknowledged: float | None
     """When the pulse had its first answer under another leader."""
@@ -43,8 +43,8 @@ class Failover:
 def failover(
     lookout: Lookout, pulse: Pulse, name: Name, victim: int, killed_at: float
 ) -> Failover | None:
-    """The story of the broker that led partition `name`, on which the pulse beats; None where
-    nothing was seen of it."""
+    """Returns the events after the death of the broker that led partition `name`, to which the
+    pulse sends. None where nothing was seen of it."""
     views = list(lookout.since(killed_at))
     if not views:
         return None

@@ -34,7 +34,8 @@ class FlightsMissingError(PenstockError):
 
 
 def find_archive() -> Path:
-    """The zip file inside the installed package. Raises `FlightsMissingError` with the remedy."""
+    """Finds the zip file inside the installed package. Raises `FlightsMissingError` with the
+    remedy."""
     spec = importlib.util.find_spec(PACKAGE)
     for folder in (spec.submodule_search_locations or ()) if spec is not None else ():
         archive = Path(folder) / _ZIP
@@ -47,7 +48,7 @@ def find_archive() -> Path:
 
 
 def read_rows(limit: int | None = None) -> list[bytes]:
-    """The CSV lines without their head, at most `limit` of them."""
+    """Returns the CSV lines without their head, at most `limit` of them."""
     archive = find_archive()
     try:
         with zipfile.ZipFile(archive) as files, files.open(_CSV) as file:
@@ -64,6 +65,6 @@ def read_rows(limit: int | None = None) -> list[bytes]:
 
 
 def tail_number(row: bytes) -> bytes | None:
-    """The aircraft of a flight; None where it is not known."""
+    """Returns the aircraft of a flight; None where it is not known."""
     found = row.split(b",", TAIL_NUMBER + 1)[TAIL_NUMBER]
     return None if found == _UNKNOWN else found

@@ -61,13 +61,13 @@ class Pulse:
             self._trouble = error
 
     def start(self) -> None:
-        """Beating, once the first record is acknowledged."""
+        """Starts sending; returns once the first record is acknowledged."""
         self._thread.start()
         self.await_beat(float("-inf"))
 
     def await_beat(self, since: float, timeout: float = PATIENCE) -> float:
-        """When the first record after `since` was acknowledged. Raises what ended the pulse, and
-        `PenstockTimeout`."""
+        """Returns when the first record after `since` was acknowledged. Raises what ended the
+        pulse, and `PenstockTimeout`."""
         deadline = time.monotonic() + timeout
         while (found := self.first_after(since)) is None:
             if self._trouble is not None:
@@ -84,7 +84,8 @@ class Pulse:
         return self.beats[at] if at < len(self.beats) else None
 
     def outage(self, since: float, until: float | None = None) -> float:
-        """The longest time without an acknowledgement from the last one before `since` on."""
+        """Returns the longest time without an acknowledgement from the last one before
+        `since` on."""
         end = time.monotonic() if until is None else until
         first = max(0, bisect_left(self.beats, since) - 1)
         times = [at for at in self.beats[first:] if at <= end]

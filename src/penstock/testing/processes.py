@@ -15,7 +15,8 @@ GONE_WITHIN: Final = 15.0
 
 
 def processes_on(data: str) -> list[int]:
-    """Every process that names the folder, or a configuration with it, on its command line."""
+    """Returns every process that names the folder, or a configuration with it, on its
+    command line."""
     wanted = os.fsencode(data)
     quoted = b'"%b"' % wanted
     found = []
@@ -30,8 +31,8 @@ def processes_on(data: str) -> list[int]:
 
 
 def end_processes_on(data: str, timeout: float = GONE_WITHIN) -> bool:
-    """SIGKILL all of them, the ones a dying node may just have started too; False if some are
-    left after `timeout` seconds (a device that does not answer holds them)."""
+    """Sends SIGKILL to all of them, also to those that a dying node may just have started. Returns
+    False if some are left after `timeout` seconds (a device that does not answer holds them)."""
     deadline = time.monotonic() + timeout
     while left := processes_on(data):
         for pid in left:

@@ -1,9 +1,8 @@
-"""A small process that takes away throw-away nodes when their owner is dead, by whatever signal.
+"""A small process that removes throw-away nodes when their owner is dead, by any signal.
 
-The owner says what it makes and what it has removed (`+FOLDER`, `-FOLDER`, a zero byte behind
-each), before it makes it and after it is gone. When the owner dies the reaper removes what is left
-and leaves. It is in a session of its own, so that a signal to the owner's group does not take it
-along.
+The owner reports each folder before it makes it and after it has removed it (`+FOLDER`, `-FOLDER`,
+a zero byte behind each). When the owner dies the reaper removes what is left and leaves. It is in a
+session of its own, so that a signal to the owner's group does not end it.
 
 Started by `guard` only, one for each process that makes brokers.
 """
@@ -64,7 +63,7 @@ class _Reaper:
 
 
 def guard(folder: str) -> None:
-    """From now on this folder, and the node on it, does not outlive this process."""
+    """Ensures that this folder, and the node on it, do not outlive this process."""
     global _reaper
     with _lock:
         if _reaper is None or _reaper.owner != os.getpid():  # a forked child has its own
@@ -74,7 +73,7 @@ def guard(folder: str) -> None:
 
 
 def release(folder: str) -> None:
-    """It is gone. A reaper that died meanwhile needs not know."""
+    """Reports a folder that is gone. A reaper that died meanwhile needs not know."""
     with _lock, suppress(OSError):
         if _reaper is not None and _reaper.owner == os.getpid():
             _reaper.folders.discard(folder)
@@ -82,7 +81,7 @@ def release(folder: str) -> None:
 
 
 def main() -> int:
-    """Wait for the owner's death; what it left is removed then."""
+    """Waits for the owner's death, then removes what it left."""
     owner = int(sys.argv[1])
     os.set_blocking(0, False)
     poller = select.poll()
@@ -112,7 +111,7 @@ def main() -> int:
 
 
 def _read(text: bytes) -> tuple[bytes, bool]:
-    """All that stands on stdin behind `text`; False at its end."""
+    """Reads all that is on stdin behind `text`; False at its end."""
     while True:
         try:
             data = os.read(0, _READ_BYTES)

@@ -1,8 +1,8 @@
-"""Records in, records out, in one line each; every wait is bounded.
+"""Sends and reads records in one line each; every wait is bounded.
 
-Each helper takes where to go as a `Broker`, a `Cluster`, a `Client` or a URL. What is expected and
-what came is compared by rules that hold for any number of partitions: records of one key keep their
-order, and so does everything in a topic of one partition; beyond that there is no order to expect.
+Each function takes its target as a `Broker`, a `Cluster`, a `Client` or a URL. It compares expected
+and received records by rules that hold for any number of partitions. Records of one key keep their
+order, and so do all in a topic of one partition; beyond that there is no order to expect.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ def produce(
     partition: int | None = None,
     timeout: float = 10.0,
 ) -> list[Receipt]:
-    """Send these values, or (key, value) pairs, and wait for all of them; their receipts in order.
+    """Sends these values, or (key, value) pairs, and waits for all of them; returns their receipts
+    in order.
 
     Raises what failed, and `PenstockTimeout` after `timeout` seconds.
     """
@@ -61,7 +62,8 @@ def drain(
     start: Offset | str | int = "earliest",
     timeout: float = 10.0,
 ) -> list[Record]:
-    """The records of a topic: all that are there now, or with `count` at least so many, waited for.
+    """Returns the records of a topic: all that are there now, or with `count` at least so many,
+    waited for.
 
     Raises AssertionError that says how many came when there are fewer after `timeout` seconds.
     """
@@ -74,7 +76,7 @@ def drain(
 def _gathered(
     target: Target, topic: str, count: int | None, start: Offset | str | int, timeout: float
 ) -> tuple[list[Record], str]:
-    """What came, and where that is too little: how far it went."""
+    """Returns the records that came, and where they are too few, how far it went."""
     with _client(target) as client, client.consumer(topic, start=start) as consumer:
         ends = consumer.end_offsets()
         found: list[Record] = []
@@ -95,7 +97,8 @@ def _gathered(
 def assert_records(
     target: Target, topic: str, expected: Sequence[Wanted], *, timeout: float = 10.0
 ) -> list[Record]:
-    """These records are in the topic, each once, in the order that Penstock promises, and no other.
+    """Checks that these records are in the topic, each once, in the order that Penstock promises,
+    and no other.
 
     Waits up to `timeout` seconds for as many. Where keys do not matter, values alone will do.
     Returns the records.
@@ -127,7 +130,7 @@ def _difference(wanted: list[KeyedValue], found: list[KeyedValue]) -> str:
 
 
 def _disorder(wanted: list[KeyedValue], found: list[KeyedValue], *, whole: bool) -> str:
-    """The first place where the order is another one: of all, or of each key."""
+    """Returns the first place where the order is another one: of all, or of each key."""
     for key in [None] if whole else dict.fromkeys(key for key, _ in wanted if key is not None):
         expected = [each for each in wanted if whole or each[0] == key]
         came = [each for each in found if whole or each[0] == key]
@@ -150,7 +153,7 @@ def _split(record: Wanted) -> KeyedValue:
 
 @contextmanager
 def _client(target: Target) -> Iterator[Client]:
-    """A client of it; one that was given is left open."""
+    """Yields a client of it; one that was given is left open."""
     if isinstance(target, Client):
         yield target
         return

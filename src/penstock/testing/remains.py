@@ -21,17 +21,17 @@ def data_folder(folder: str | os.PathLike[str]) -> str:
 
 
 def processes_of(folder: str) -> list[int]:
-    """The node and the writers on a throw-away folder, whoever their parent is by now."""
+    """Returns the node and the writers on a throw-away folder, under any parent."""
     return processes_on(data_folder(folder))
 
 
 def end_processes(folder: str, timeout: float = GONE_WITHIN) -> bool:
-    """SIGKILL all of them, see `end_processes_on`."""
+    """Sends SIGKILL to all of them, see `end_processes_on`."""
     return end_processes_on(data_folder(folder), timeout)
 
 
 def remove(folder: str) -> None:
-    """Take all of it away. What is not there is no error."""
+    """Removes all of it. What is not there is no error."""
     from penstock.ipc.ownership import unlink_own
 
     end_processes(folder)

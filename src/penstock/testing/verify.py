@@ -40,7 +40,7 @@ FLUSH_SLACK: Final = 5.0
 
 
 class Stopping(Protocol):
-    """How the tools learn that they are to end."""
+    """The source of stop requests for the tools."""
 
     @property
     def requested(self) -> int: ...
@@ -74,7 +74,7 @@ class EventWriter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProducePlan:
-    """What the verifiable producer is to do. `max_messages` and `throughput` None: no bound."""
+    """The plan of the verifiable producer. `max_messages` and `throughput` None: no bound."""
 
     topic: str
     max_messages: int | None = None
@@ -99,7 +99,8 @@ class VerifiableProducer:
     _room: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(IN_FLIGHT_MAX))
 
     def run(self) -> None:
-        """Until the plan is done or a stop is wanted; every send has had its event afterwards."""
+        """Runs until the plan is done or a stop is requested; every send has had its event
+        afterwards."""
         begun = time.monotonic()
         self.events.emit("startup_complete")
         self._send_all(begun)
@@ -117,7 +118,7 @@ class VerifiableProducer:
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing more is to be sent."""
+        """Returns whether nothing more is to be sent."""
         top = self.plan.max_messages
         return bool(self.stopping.requested) or (top is not None and self.sent >= top)
 
@@ -183,7 +184,7 @@ class VerifiableProducer:
         )
 
     def _pace(self, begun: float) -> None:
-        """Hold the rate; a stop ends the wait."""
+        """Keeps the rate; a stop ends the wait."""
         rate = self.plan.throughput
         if rate is None:
             return
@@ -212,7 +213,7 @@ class VerifiableConsumer:
     consumed: int = 0
 
     def run(self) -> None:
-        """Until `max_messages` came, or `poll` answers None because a stop is wanted."""
+        """Runs until `max_messages` came, or `poll` answers None because a stop is requested."""
         self.events.emit("startup_complete")
         assigned = [
             {"topic": topic, "partition": number} for topic, number in self.consumer.assignment()
@@ -234,7 +235,7 @@ class VerifiableConsumer:
 
 
 def tell_records(events: EventWriter, batch: RecordBatch, *, is_verbose: bool) -> None:
-    """What a poll brought: each record if verbose, then how many of each partition."""
+    """Reports the records of a poll: each one if verbose, then the number in each partition."""
     runs: dict[tuple[str, int], list[int]] = {}
     for chunk in batch.chunks:
         first, last = int(chunk.offsets[0]), int(chunk.offsets[-1])

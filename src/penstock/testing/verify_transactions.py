@@ -1,9 +1,10 @@
-"""The verifiable producer with a transactional id: what it says counts is what was committed.
+"""The verifiable producer with a transactional id: its counts are those of committed records.
 
-The events are those of `penstock.testing.verify`. A record's fate is told when its transaction's
-is: `producer_send_success` once that is committed, `producer_send_error` once it is aborted (with
-`TransactionAborted` where that was the plan) or where nobody answered, which the exception tells.
-After them comes `transaction_committed` or `transaction_aborted` with the number of records.
+The events are those of `penstock.testing.verify`. A record's fate is reported with its
+transaction's. `producer_send_success` comes once that is committed. `producer_send_error` comes
+once it is aborted (with `TransactionAborted` where that was the plan) or without an answer, as the
+exception says. After them comes `transaction_committed` or `transaction_aborted` with the number of
+records.
 """
 
 from __future__ import annotations

@@ -17,7 +17,8 @@ def wait_until(
     timeout: float = 20.0,
     what: str | Callable[[], str] = "the condition",
 ) -> _T:
-    """The first true value of `condition`, asked again and again for up to `timeout` seconds.
+    """Returns the first true value of `condition`, asked again and again for up to `timeout`
+    seconds.
 
     Raises AssertionError that says `what` was waited for; a callable is asked only then, so it can
     tell how far things came.

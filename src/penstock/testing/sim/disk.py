@@ -20,7 +20,7 @@ class Disk(Generic[B]):
         self.synced = 0
 
     def append(self, batch: B) -> int:
-        """The number of batches there are now: what has to be synced for this one."""
+        """Adds a batch; returns the number of batches, which has to be synced for this one."""
         self.batches.append(batch)
         return len(self.batches)
 
@@ -28,7 +28,7 @@ class Disk(Generic[B]):
         self.synced = max(self.synced, min(count, len(self.batches)))
 
     def power_cut(self) -> int:
-        """How many batches it lost."""
+        """Cuts the power; returns how many batches were lost."""
         keep = self._sim.random.randint(self.synced, len(self.batches))
         lost = len(self.batches) - keep
         del self.batches[keep:]

@@ -1,8 +1,8 @@
 """The kernel of the simulator: one heap of (time, number, event), one random source, one clock.
 
 Everything that happens is an event of the heap, and everything random is drawn from `random`, so a
-seed replays to the same run: `trace()` is a hash of all that happened, and the same seed has the
-same one. After every event the invariants are asked; what fails says which seed it was.
+seed replays to the same run. `trace()` is a hash of all that happened, and the same seed has the
+same one. The invariants run after every event; a failure names its seed.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ class Simulation:
         self._recent: deque[str] = deque(maxlen=RECENT_MAX)
 
     def number(self) -> int:
-        """A number that nobody else gets in this run."""
+        """Returns a number that is unique in this run."""
         return next(self._numbers)
 
     def after(self, delay: float, what: str, call: Callable[[], None]) -> None:
-        """Have `call` happen in `delay` seconds. `what` names it in the trace."""
+        """Runs `call` in `delay` seconds. `what` names it in the trace."""
         heapq.heappush(self._heap, (self.now + max(delay, 0.0), self.number(), what, call))
 
     def note(self, what: str) -> None:
-        """Put something that just happened into the trace."""
+        """Adds an event that just happened to the trace."""
         self._hash.update(f"{self.now!r} {what}\n".encode())
         self._recent.append(f"{self.now:10.4f}  {what}")
 
@@ -57,7 +57,7 @@ class Simulation:
         return self._hash.hexdigest()
 
     def step(self) -> bool:
-        """The next event and the invariants after it; False: nothing is left to happen."""
+        """Runs the next event and the invariants after it; False: nothing is left to happen."""
         if not self._heap:
             return False
         self.now, _, what, call = heapq.heappop(self._heap)
@@ -77,7 +77,8 @@ class Simulation:
         until: Callable[[], bool] | None = None,
         steps_max: int = 1_000_000,
     ) -> bool:
-        """What happens in the next `seconds`, or until a condition holds; whether it does."""
+        """Runs the events of the next `seconds`, or until a condition holds; returns whether it
+        does."""
         end, last = self.now + seconds, self.steps + steps_max
         while self._heap and self._heap[0][0] <= end:
             if until is not None and until():

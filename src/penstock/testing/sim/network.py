@@ -11,8 +11,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Weather:
-    """How bad the network is. Delays are drawn for each message, so messages overtake each other;
-    `slow` of them take `slow_max` instead of `delay_max` seconds."""
+    """The faults of the network. Delays are drawn for each message, so messages overtake each
+    other; `slow` of them take `slow_max` instead of `delay_max` seconds."""
 
     delay_min: float = 0.0005
     delay_max: float = 0.01
@@ -62,15 +62,15 @@ class Network:
         self.nodes[node.name] = node
 
     def cut(self, source: str, target: str) -> None:
-        """Nothing goes from `source` to `target` from now on; the other way is open."""
+        """Drops all messages from `source` to `target` from now on; the other way is open."""
         self._cuts.add((source, target))
 
     def mend(self) -> None:
-        """No cuts any more."""
+        """Ends all cuts."""
         self._cuts.clear()
 
     def heal(self) -> None:
-        """No cuts, and a fair network. What is under way arrives as it would have."""
+        """Ends all cuts and faults. Messages on their way arrive as they would have."""
         self._cuts.clear()
         self.weather = FAIR
 

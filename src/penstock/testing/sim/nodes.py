@@ -1,8 +1,8 @@
 """Nodes of a simulation: they have a name, tasks, timers and messages, all of which a crash ends.
 
-A task is a generator: it yields `Sleep` or `Ask` and is resumed with None or with the answer. What
-is asked may be carried out several times or never, and the answer may be lost: `NoAnswer` is
-thrown into a task that gave up.
+A task is a generator: it yields `Sleep` or `Ask` and is resumed with None or with the answer. A
+request may be carried out several times or never, and the answer may be lost: `NoAnswer` is thrown
+into a task that gave up.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Node:
     def on_start(self) -> None: ...
 
     def on_crash(self) -> None:
-        """What others see at once when a process is gone."""
+        """Shows other nodes at once that the process is gone."""
 
     def on_ask(self, source: str, question: Any, reply: Reply) -> None:
         raise NotImplementedError(f"{self.name} answers no questions")
@@ -85,7 +85,7 @@ class Node:
             self.on_crash()
 
     def pause(self) -> None:
-        """It stands still, as after SIGSTOP: what would happen to it happens at `resume`."""
+        """Stops the node, as after SIGSTOP: its events happen at `resume`."""
         self.is_paused = self.is_up
 
     def resume(self) -> None:
@@ -95,7 +95,7 @@ class Node:
             self.sim.after(0.0, f"{self.name} goes on", call)
 
     def after(self, delay: float, what: str, call: Callable[[], None]) -> None:
-        """A timer of this life."""
+        """Sets a timer of this life."""
         life = self.life
 
         def fire() -> None:
