@@ -1,9 +1,8 @@
-"""Whether a backlog costs throughput: the same run with none and with gigabytes of it, in pairs.
+"""Compares throughput with and without a backlog of gigabytes: the same run, in pairs.
 
-A producer appends while a consumer reads as many records, which stand `gb` gigabytes before the
-end; so the backlog has the same size all the time. The run without one is the same with the
-consumer at the end. Both go on in turns on one node, so that whatever else the machine does meets
-both.
+A producer appends while a consumer reads as many records, which are `gb` gigabytes before the end;
+so the backlog has the same size all the time. The run without one is the same with the consumer at
+the end. Both take turns on one node, so that other load of the machine meets both.
 
 The backlog is made of rounds by the same producer role, each with its warm-up and its ends, so the
 consumer's account is as exact as in any throughput run.
@@ -66,7 +65,7 @@ class BacklogOptions:
 
 
 def run(options: BacklogOptions, progress: BenchProgress) -> Result:
-    """Make the run. Raises `BenchError`."""
+    """Makes the run. Raises `BenchError`."""
     options.check()
     turn = options.turn
     with ground(turn, (options.rounds + 2 * options.turns) * turn.bytes_needed) as place:
@@ -108,12 +107,13 @@ def run(options: BacklogOptions, progress: BenchProgress) -> Result:
 
 
 def _rate(result: Result) -> float:
-    """Records a second, until both sides are done: a consumer that is behind may end first."""
+    """Returns records a second, until both sides are done: a consumer that is behind may
+    end first."""
     return float(result["records"] / max(result["seconds"], result["produce_seconds"]))
 
 
 def _fill(options: ThroughputOptions, place: MeasuredNode, topic: str) -> None:
-    """One round by a producer alone."""
+    """Runs one round of a producer alone."""
     with Crew(options.timeout) as crew:
         crew.add("filler", roles.produce, roles.RoleTask(options, place.door, topic, 0))
         crew.gather("attached")

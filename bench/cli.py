@@ -61,7 +61,7 @@ EXIT_INTERRUPTED = 130
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run `argv` (without the program's name); returns the exit code."""
+    """Runs `argv` (without the program's name); returns the exit code."""
     arguments = _parser().parse_args(list(argv))
     before = _terminate_like_exit()
     try:
@@ -79,7 +79,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _terminate_like_exit() -> Any:
-    """SIGTERM unwinds like an exception, so that what the run made is removed."""
+    """Makes SIGTERM unwind like an exception, so that what the run made is removed."""
 
     def leave(number: int, frame: FrameType | None) -> None:
         raise SystemExit(128 + number)
@@ -93,7 +93,7 @@ def _terminate_like_exit() -> Any:
 def _measuring(
     run: Callable[[Any, BenchProgress], Result], kind: type[Any], title: str
 ) -> Callable[[argparse.Namespace], int]:
-    """What a command does that measures. `title` may name options of that kind."""
+    """Returns the function of a command that measures. `title` may name options of that kind."""
 
     def measure(arguments: argparse.Namespace) -> int:
         given = vars(arguments)
@@ -179,7 +179,7 @@ def _measurement(
     commands: Any, name: str, run: Callable[[Any, BenchProgress], Result], defaults: Any,
     title: str, text: str, **fields: str,
 ) -> Any:  # fmt: skip
-    """A command that measures, with these of its options; see `_measuring` and `_add`."""
+    """Adds a command that measures, with these of its options; see `_measuring` and `_add`."""
     parser = _command(commands, name, _measuring(run, type(defaults), title), text)
     parser.add_argument("--format", choices=("text", "json"), default="text")
     _add(parser, defaults, **fields)
@@ -187,8 +187,8 @@ def _measurement(
 
 
 def _add(parser: Any, defaults: Any, **fields: str) -> None:
-    """An option for each of these fields, of its type and with its default; the text is its help
-    (empty: none). What is None by default is a number of processes."""
+    """Adds an option for each of these fields, of its type and with its default. The text is its
+    help (empty: none). A field that is None by default is a number of processes."""
     for name, text in fields.items():
         value = getattr(defaults, name)
         parser.add_argument(

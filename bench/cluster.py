@@ -1,10 +1,10 @@
-"""A cluster: what a broker's death costs and how long, and what a follower that comes back costs.
+"""A cluster: the cost and duration of a broker's death, and the cost of a follower that comes back.
 
-Rounds of failovers: the broker that leads a partition is killed with -9 while records are sent to
-that partition one after the other, and started again. It is the controller in every other round:
-then another one has to be elected before anybody else can lead. Then a follower is away while a
-backlog grows, and catches up beside live traffic at a steady rate, whose latency is compared with
-that before.
+It runs rounds of failovers. The broker that leads a partition is killed with -9 while records are
+sent to that partition one after the other, and started again. It is the controller in every other
+round: then another one has to be elected before another broker can lead. Then a follower is away
+while a backlog grows, and catches up beside live traffic at a steady rate. The latency of that is
+compared with the one before.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class ClusterOptions(Where):
     seconds: float = 5.0
 
     def check(self) -> None:
-        """Raise `BenchError` for what cannot be run."""
+        """Raises `BenchError` for options that cannot be run."""
         self.check_place()
         if self.brokers < 3:
             raise BenchError(f"--brokers {self.brokers}: two of three have to go on")
@@ -67,7 +67,7 @@ class ClusterOptions(Where):
 
 
 def run(options: ClusterOptions, progress: BenchProgress) -> Result:
-    """Make the run; the result's fields as they are printed. Raises `BenchError`."""
+    """Makes the run; returns the result's fields as they are printed. Raises `BenchError`."""
     options.check()
     logging.getLogger("penstock").setLevel(logging.ERROR)  # connections are lost on purpose
     with ground(options, options.bytes_needed) as place:
@@ -97,7 +97,7 @@ def run(options: ClusterOptions, progress: BenchProgress) -> Result:
 
 
 def _told(rounds: list[Failover], kind: str) -> Result:
-    """Of the rounds of one kind."""
+    """Returns the fields of the rounds of one kind."""
     outages = [each.outage for each in rounds]
     return {
         f"{kind}outage_p50_seconds": _median(rounds, "outage"),
@@ -111,7 +111,7 @@ def _rounded(seconds: float | None) -> float | None:
 
 
 def _median(rounds: list[Failover], name: str) -> float | None:
-    """Of the rounds in which it happened."""
+    """Returns the median of the rounds in which it happened."""
     found = [seconds for each in rounds if (seconds := getattr(each, name)) is not None]
     return round(float(np.median(found)), 3) if found else None
 
@@ -123,7 +123,7 @@ def watch(cluster: EmbeddedCluster, topics: list[str]) -> Lookout:
 
 
 def _failover(cluster: EmbeddedCluster, topic: str, *, of_controller: bool) -> Failover:
-    """The leader is killed, started again, and in sync again."""
+    """Kills the leader, starts it again, and waits until it is in sync again."""
     with watch(cluster, [topic]) as lookout, Pulse(cluster.connect, topic) as pulse:
         _until(lookout, lambda view: _is_well(view, topic), "the topic to be whole")
         _have_led(cluster, lookout, topic, of_controller)
@@ -146,7 +146,7 @@ def _failover(cluster: EmbeddedCluster, topic: str, *, of_controller: bool) -> F
 
 
 def _have_led(cluster: EmbeddedCluster, lookout: Lookout, topic: str, of_controller: bool) -> None:
-    """Have the controller lead the topic, or another one."""
+    """Makes the controller lead the topic, or another broker."""
 
     def is_so(view: View) -> bool:
         is_led_by_it = view.partitions[topic, 0].leader == view.controller
@@ -224,7 +224,8 @@ class Traffic:
 
 
 def _catch_up(options: ClusterOptions, place: MeasuredNode, progress: BenchProgress) -> Result:
-    """A follower of `backlog` is away while that grows; `live` goes on beside its way back."""
+    """Measures a follower of `backlog` that is away while that grows; `live` goes on beside its
+    return."""
     cluster = place.cluster
     assert cluster is not None
     value = bytes(options.size)
@@ -259,7 +260,7 @@ def _catch_up(options: ClusterOptions, place: MeasuredNode, progress: BenchProgr
 
 
 def _fill(client: Client, topic: str, value: bytes, count: int) -> None:
-    """So many records, committed."""
+    """Sends so many records, committed."""
     each = max(1, (256 << 10) // len(value))
     with client.producer(acks="all", delivery_timeout=WAIT, block_timeout=WAIT) as producer:
         for sent in range(0, count, each):

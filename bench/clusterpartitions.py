@@ -1,8 +1,8 @@
-"""Many partitions on several brokers: seconds to make them, to lead them again when a broker or the
-controller dies, and to start on them; memory of every process.
+"""Many partitions on several brokers: seconds to create, lead again and start, and memory.
 
-Each partition gets a record, committed; in the end all of them are read again: what is missing is
-counted as lost.
+It measures the seconds to make them, to lead them again when a broker or the controller dies, and
+to start on them, and the memory of every process. Each partition gets a record, committed; in the
+end all of them are read again: missing ones are counted as lost.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class ClusterPartitionsOptions:
 
 
 def run(options: ClusterPartitionsOptions, progress: BenchProgress) -> dict[str, Any]:
-    """Make them, use them, watch them idle, kill the controller, start all of it again."""
+    """Makes them, uses them, watches them idle, kills the controller, starts all of it again."""
     count = options.partitions
     if options.brokers < REPLICAS or count < 1:
         raise BenchError(f"--brokers: from {REPLICAS} on; --partitions: from 1 on")
@@ -104,7 +104,7 @@ def _watch(cluster: EmbeddedCluster) -> Lookout:
 
 
 def _make(cluster: EmbeddedCluster, count: int) -> dict[str, float]:
-    """The topic, and a record in each partition."""
+    """Makes the topic, and a record in each partition."""
     with (
         _watch(cluster) as lookout,
         cluster.connect() as client,
@@ -128,7 +128,7 @@ def _make(cluster: EmbeddedCluster, count: int) -> dict[str, float]:
 
 
 def _kill_the_controller(cluster: EmbeddedCluster, count: int) -> dict[str, float]:
-    """And have it come back."""
+    """Kills the controller and starts it again."""
     with _watch(cluster) as lookout:
         _until(lookout, lambda view: _is_whole(view, count), "all partitions to be in sync")
         victim = lookout.views[-1].controller
@@ -167,7 +167,7 @@ def _until(lookout: Lookout, holds: Callable[[View], bool], what: str) -> None:
 
 
 def _records(cluster: EmbeddedCluster, wanted: int) -> int:
-    """How many records a consumer of all partitions gets."""
+    """Returns how many records a consumer of all partitions gets."""
     found = 0
     with cluster.connect() as client, client.consumer(TOPIC) as consumer:
         deadline = time.monotonic() + WAIT

@@ -39,14 +39,14 @@ class CompareOptions:
     timeout: float = 300.0
 
     def turn(self, transport: Transport) -> ThroughputOptions:
-        """One run."""
+        """Returns the options of one run."""
         return ThroughputOptions(
             size=self.size, records=self.records, api=self.api, transport=transport,
             data=self.data, timeout=self.timeout,
         )  # fmt: skip
 
     def check(self) -> None:
-        """Raise `BenchError` for what cannot be run."""
+        """Raises `BenchError` for options that cannot be run."""
         if self.transport == self.against:
             raise BenchError(f"--against {self.against}: what is compared is the same")
         if not 1 <= self.turns <= TURNS_MAX:
@@ -55,7 +55,7 @@ class CompareOptions:
 
 
 def run(options: CompareOptions, progress: BenchProgress) -> Result:
-    """Make the run. Raises `BenchError`."""
+    """Makes the run. Raises `BenchError`."""
     options.check()
     turns: dict[Transport, ThroughputOptions] = {
         way: options.turn(way) for way in (options.transport, options.against)

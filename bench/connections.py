@@ -1,10 +1,10 @@
-"""Many connections: what each costs the gateway, and what a request takes beside the others.
+"""Many connections: the gateway's cost of each, and the time of a request beside the others.
 
-Every connection is a `Client` with a producer. Once all are there they first stay idle, then send
-records one at a time at a steady rate in all, each timed from when it was due to its
-acknowledgement, then as much as goes, in lists. A few processes share the connections, since
-hundreds of interpreters would measure the starting of interpreters. What was acknowledged is
-counted again in the log.
+Every connection is a `Client` with a producer. Once all are there they first stay idle. Then they
+send records one at a time at a steady rate in all, each timed from its due time to its
+acknowledgement. Then they send as many as they can, in lists. A few processes share the
+connections, since hundreds of interpreters would measure the starting of interpreters. The
+acknowledged records are counted again in the log.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from penstock.ipc.liveness import raise_descriptor_limit
 
 CONNECTIONS_MAX: Final = 500
 ROOM: Final = 2 * CONNECTIONS_MAX
-"""What a node of the run's own lets in: a connection attaches twice while it is made."""
+"""Connections that a node of the run's own accepts: each attaches twice while it is made."""
 LANE_BYTES: Final = 256 << 10
 FLYING: Final = 2
 """Lists of a connection under way."""
@@ -61,7 +61,7 @@ class ConnectionsOptions(Where):
     timeout: float = 300.0
 
     def check(self) -> None:
-        """Raise `BenchError` for what cannot be run."""
+        """Raises `BenchError` for options that cannot be run."""
         self.check_place()
         if not 1 <= self.connections <= CONNECTIONS_MAX:
             raise BenchError(f"--connections {self.connections}: from 1 to {CONNECTIONS_MAX}")
@@ -77,7 +77,7 @@ class ConnectionsOptions(Where):
 
     @property
     def shares(self) -> list[range]:
-        """Which connections each process makes; none is idle."""
+        """Returns the connections that each process makes; none is idle."""
         count = min(self.processes, self.connections)
         bounds = [self.connections * index // count for index in range(count + 1)]
         return [range(*pair) for pair in pairwise(bounds)]
@@ -90,7 +90,7 @@ class ConnectionsOptions(Where):
 
 @dataclass(frozen=True, slots=True)
 class ConnectionsTask:
-    """Which connections are a process's."""
+    """The connections of one process."""
 
     options: ConnectionsOptions
     door: Door
@@ -127,7 +127,7 @@ class _Line:
 
 # --- a process of connections -------------------------------------------------------------------
 def connections(task: ConnectionsTask, station: Station) -> None:
-    """Role: attach, then one order for each of the phases."""
+    """Runs the role: attaches, then takes one order for each of the phases."""
     raise_descriptor_limit()  # each has some
     sharpen_timers()
     options = task.options
@@ -155,7 +155,7 @@ def connections(task: ConnectionsTask, station: Station) -> None:
 
 
 def _paced(task: ConnectionsTask, lines: list[_Line], value: bytes) -> Paced:
-    """One record after the other when it is due, over the connections in turn."""
+    """Sends one record after the other when it is due, over the connections in turn."""
     clock = time.monotonic_ns
     rate = task.options.rate * len(lines) / task.options.connections
     count = max(1, int(rate * task.options.seconds))
@@ -209,13 +209,13 @@ def _send(topic: str, line: _Line, values: list[bytes]) -> None:
 
 
 def _settled(line: _Line) -> int:
-    """Records of its oldest list, once they are acknowledged."""
+    """Returns the number of records of its oldest list, once they are acknowledged."""
     return sum(receipt.count for receipt in line.flying.popleft().result(WAIT))
 
 
 # --- the run ------------------------------------------------------------------------------------
 def run(options: ConnectionsOptions, progress: BenchProgress) -> dict[str, Any]:
-    """Make the run; the result's fields as they are printed. Raises `BenchError`."""
+    """Makes the run; returns the result's fields as they are printed. Raises `BenchError`."""
     options.check()
     arguments = (
         "--clients-max", str(ROOM), "--lanes-max", str(ROOM), "--lane-capacity", str(LANE_BYTES),
@@ -293,7 +293,7 @@ def _measure(
 def _gateway(
     options: ConnectionsOptions, memory: list[float | None], idle: dict[str, float]
 ) -> dict[str, Any]:
-    """What the gateway's memory and time come to for each connection."""
+    """Returns the gateway's memory and time for each connection."""
     before, attached, after = memory
     if before is None or attached is None or "gateway" not in idle:
         return {}

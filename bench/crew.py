@@ -52,7 +52,7 @@ class Station:
 
 
 def _member(line: Connection[Any, Any], stacks: str, role: Role, task: Any) -> None:
-    """Main of a member process."""
+    """Runs a member process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the leader decides
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     stack_file = open(stacks, "w")  # noqa: SIM115 - held open as long as the process lives
@@ -61,7 +61,7 @@ def _member(line: Connection[Any, Any], stacks: str, role: Role, task: Any) -> N
     try:
         role(task, Station(line))
     except BaseException:
-        with suppress(OSError):  # or the leader is gone, and with it whoever wanted to know
+        with suppress(OSError):  # or the leader is gone, and with it all who wanted to know
             line.send(_Failure(traceback.format_exc()))
         raise SystemExit(1) from None
 
@@ -91,7 +91,7 @@ class Crew:
         self._folder = tempfile.TemporaryDirectory(prefix="penstock-bench-")
 
     def add(self, name: str, role: Role, task: Any) -> None:
-        """Start one more member."""
+        """Starts one more member."""
         ours, theirs = self._context.Pipe()
         stacks = os.path.join(self._folder.name, name)
         process = self._context.Process(
@@ -102,7 +102,7 @@ class Crew:
         self._places[name] = _Place(process, ours, stacks)
 
     def tell(self, order: object, names: list[str] | None = None) -> None:
-        """Give an order to these members (None: to all), in the order of their names here."""
+        """Gives an order to these members (None: to all), in the order of their names here."""
         for name in self._places if names is None else names:
             try:
                 self._places[name].line.send(order)
@@ -110,7 +110,7 @@ class Crew:
                 self._raise_for(name)
 
     def gather(self, what: str, watch: Callable[[], None] | None = None) -> dict[str, Any]:
-        """One report of every member. `watch` is called now and then meanwhile.
+        """Waits for one report of every member. `watch` is called now and then meanwhile.
 
         Raises `MemberFailed`, `BenchTimeout`.
         """
@@ -139,7 +139,7 @@ class Crew:
         return {name: reports[name] for name in self._places}
 
     def _raise_for(self, name: str) -> None:
-        """A member whose line is down: say what it died of."""
+        """Raises the cause of death of a member whose line is down."""
         place = self._places[name]
         while place.line.poll(0):
             try:
@@ -154,7 +154,7 @@ class Crew:
         raise MemberFailed(name, f"it died without a word ({cause})")
 
     def _stack_of(self, name: str) -> str:
-        """Where a member that does not answer stands."""
+        """Returns the stack of a member that does not answer."""
         place = self._places[name]
         if place.process.pid is None or not place.process.is_alive():
             return ""
@@ -169,7 +169,7 @@ class Crew:
         return f"{name} stands here:\n{found}"
 
     def close(self) -> None:
-        """End every member."""
+        """Ends every member."""
         for place in self._places.values():
             place.line.close()
             if place.process.is_alive():
@@ -184,7 +184,7 @@ class Crew:
         self._folder.cleanup()
 
     def dismiss(self) -> None:
-        """Wait for members that are done to leave by themselves."""
+        """Waits for members that are done to leave by themselves."""
         for name, place in self._places.items():
             place.process.join(max(LEAVE_TIMEOUT, self._deadline - time.monotonic()))
             if place.process.exitcode != 0:

@@ -48,14 +48,14 @@ RUN_RECORDS: Final = {"send": 2_000_000, "batch": 10_000_000, "arrow": 10_000_00
 TRANSACTIONS: Final = 500
 """Of a run with transactions at most: small ones would take minutes for its bytes."""
 BATCH_BYTES: Final = 512 << 10
-"""What a producer takes that is told nothing."""
+"""The default batch size of a producer."""
 REPEAT: Final = 3
 CDF_POINTS: Final = 400
 LATENCY_WAYS: Final[dict[str, LatencyOptions]] = {
     "waiting": LatencyOptions(rate=1000, seconds=10, size=1024),
     "spinning": LatencyOptions(rate=1000, seconds=10, size=1024, poll_spin=0.002),
 }
-"""What the latency plot compares; each is a line."""
+"""The lines that the latency plot compares."""
 CONNECTIONS: Final = (1, 10, 100, 500)
 FLOOR: Final = "three bare processes"
 
@@ -72,7 +72,7 @@ class CurveSweep:
         return few if self.quick else values
 
     def throughput(self, **options: Any) -> Result:
-        """The median of some runs."""
+        """Returns the median of some runs."""
         options.setdefault("batch_bytes", BATCH_BYTES)
         given = ThroughputOptions(data=self.data, **options)
         records = min(RUN_RECORDS[given.api], RUN_BYTES // given.size)
@@ -90,7 +90,7 @@ class CurveSweep:
 
     @staticmethod
     def checked(result: Result) -> Result:
-        """A figure of a run that lost something is none."""
+        """Raises `BenchError` for a run that lost something: it has no figure."""
         if not report.is_clean(result):
             raise BenchError(f"a run for the plots went wrong: {report.verdict(result)}")
         return result
@@ -233,7 +233,7 @@ def run(
     redraw: bool = False,
     quiet: bool = False,
 ) -> int:
-    """Measure and draw into `output`; 0 if all of it could be drawn."""
+    """Measures and draws into `output`; returns 0 if all of it could be drawn."""
     chosen = [name for name in CURVES if only in name]
     if not chosen:
         print(f"penstock bench plots: no plot's name contains {only!r}", file=sys.stderr)
@@ -258,7 +258,7 @@ def run(
 
 
 def _document(kept: dict[str, Any]) -> str:
-    """JSON with a line for each point."""
+    """Returns JSON with a line for each point."""
     parts = []
     for name, curve in kept.items():
         points = ",\n  ".join(map(json.dumps, curve["points"]))
@@ -268,7 +268,7 @@ def _document(kept: dict[str, Any]) -> str:
 
 
 def _note(quick: bool) -> str:
-    """What stands below every plot."""
+    """Returns the text below every plot."""
     facts = machine.describe()
     parts = [
         f"{facts.cpu}, {facts.cores} cores, {facts.memory_gb:g} GB", facts.kernel, facts.python,

@@ -1,4 +1,4 @@
-"""How the processes of a run reach its node."""
+"""The address by which the processes of a run reach its node."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ class Door:
     key: str | None = None
 
     def connect(self) -> Client:
-        """By TCP where the URL says so, also if the node is on this host: it is measured here."""
+        """Connects, by TCP where the URL says so, also if the node is on this host: it is measured
+        here."""
         is_remote = self.url.startswith("tcp://")
         return connect(self.url, transport="tcp" if is_remote else "auto", keys=self.key)

@@ -1,4 +1,4 @@
-"""Why a benchmark ends without a result."""
+"""Errors that end a benchmark without a result."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""What this machine leaves to a queue: three bare processes that hand on bytes as producer, writer
-and consumer do, with nothing around it.
+"""The bare cost of a queue on this machine: three processes that only pass on bytes.
 
-The first writes a record into shared memory and rings an eventfd; the second wakes, writes it to a
-file and rings; the third wakes and reads it from the file's mapping. Two wakes and one write are
-what the design costs before a line of it is written, and they vary more between machines, and
-between minutes on a shared one, than the queue's own part.
+They do it as producer, writer and consumer do, with nothing around it. The first writes a record
+into shared memory and rings an eventfd. The second wakes, writes it to a file and rings; the third
+wakes and reads it from the file's mapping. Two wakes and one write are what the design costs before
+a line of it is written. They vary more between machines, and between minutes on a shared one, than
+the queue's own part.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class _Stage:
         results.write_bytes(took.tobytes())
 
     def send(self, rate: float, spin: float) -> None:
-        """As the load generator of the latency benchmark does."""
+        """Sends as the load generator of the latency benchmark does."""
         pad = bytes(self.size - _STAMP.size)
         begun = time.monotonic() + 0.02
         for number in range(self.records):

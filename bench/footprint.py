@@ -1,4 +1,4 @@
-"""What a node costs before it does anything: seconds to start, memory, CPU while idle."""
+"""The cost of a node before it does anything: seconds to start, memory, CPU while idle."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ class FootprintOptions:
 
 
 def run(options: FootprintOptions, progress: BenchProgress) -> dict[str, Any]:
-    """The medians of several starts, and an idle node with a producer and a consumer attached."""
+    """Returns the medians of several starts, and of an idle node with a producer and a consumer
+    attached."""
     ready, first = [], []
     for _ in range(options.starts):
         progress.say("start")

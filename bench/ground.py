@@ -1,7 +1,7 @@
-"""Where a run takes place: its own node or one that is there, a folder with room, a fresh topic.
+"""The node of a run, its own or one that is there, with a folder with room and a new topic.
 
-Whatever it made it removes: the topic on a node of others, the node and its data folder otherwise.
-Of a node on another host, what its processes cost and what lies in its folder are left out.
+It removes whatever it made: the topic on a node of others, the node and its data folder otherwise.
+Of a node on another host, the cost of its processes and the content of its folder are left out.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ class MeasuredNode:
     replicas: int | None = None
 
     def server_pids(self) -> dict[str, int]:
-        """Its processes, as far as they are on this host."""
+        """Returns its processes, as far as they are on this host."""
         if self.cluster is not None:
             return broker_pids(self.cluster)
         return {} if self.folder is None else server_pids(self.client)
 
     @contextmanager
     def topic(self, partitions: int, durability: Durability = "os") -> Iterator[str]:
-        """A topic of this run alone."""
+        """Makes a topic for this run alone."""
         name = f"bench-{os.getpid()}-{os.urandom(3).hex()}"
         config = TopicConfig(
             partitions=partitions, durability=durability, replication_factor=self.replicas
@@ -69,7 +69,7 @@ class MeasuredNode:
                     admin.delete_topic(name)
 
     def log_of(self, topic: str) -> tuple[int, int]:
-        """(records, bytes) that its writers have appended to the topic's segment files."""
+        """Returns (records, bytes) that its writers have appended to the topic's segment files."""
         with self.client.admin() as admin:
             parts = admin.describe_topic(topic).partitions
         return sum(part.log_end for part in parts), sum(part.counters["bytes"] for part in parts)
@@ -79,7 +79,7 @@ class MeasuredNode:
 def ground(
     where: Where, bytes_needed: int, arguments: tuple[str, ...] = ()
 ) -> Iterator[MeasuredNode]:
-    """Prepare it (`arguments`: of its own node); leaving takes it down. Raises `BenchError` where
+    """Prepares the node (`arguments`: of its own node); leaving ends it. Raises `BenchError` where
     there is no room."""
     with ExitStack() as stack:
         started_in = cluster = replicas = None
@@ -122,7 +122,7 @@ def ground(
 
 
 def let_in(folder: Path, key: str) -> None:
-    """Make keys for a node that is to start there: who has the one in the file `key` may do
+    """Makes keys for a node that is to start there: a client with the key in the file `key` may do
     everything."""
     create_key(folder, PRINCIPAL, key)
     entries = [Entry(PRINCIPAL, "allow", "all", kind, "*") for kind in Kind]
@@ -130,7 +130,8 @@ def let_in(folder: Path, key: str) -> None:
 
 
 def folder_here(node: NodeDescription) -> Path | None:
-    """The data folder of a node on this host; None if it is on another one, or not to be read."""
+    """Returns the data folder of a node on this host; None if it is on another one, or not to be
+    read."""
     folder = Path(node.data_folder)
     try:
         told = json.loads((folder / "node.json").read_bytes())
@@ -140,7 +141,7 @@ def folder_here(node: NodeDescription) -> Path | None:
 
 
 def filesystem_of(folder: Path) -> str:
-    """The type of the file system that holds `folder`, as the kernel names it."""
+    """Returns the type of the file system that holds `folder`, as the kernel names it."""
     path = str(folder.resolve())
     best, kind = "", "unknown"
     for line in Path("/proc/mounts").read_text().splitlines():

@@ -1,9 +1,9 @@
-"""Groups: how long a rebalance takes and whom it holds up, how soon a dead member's records go on
-elsewhere, and how many commits a second there are.
+"""Groups: the time of a rebalance, of a failover to another member, and the rate of commits.
 
-A producer sends to every partition in turn at a steady rate, each value carrying the time. Members
-are threads of a few processes, since a hundred interpreters would measure the starting of
-interpreters.
+It measures how long a rebalance takes and which members it holds up, how soon another member goes
+on with a dead one's records, and how many commits a second there are. A producer sends to every
+partition in turn at a steady rate, each value carrying the time. Members are threads of a few
+processes, since a hundred interpreters would measure the starting of interpreters.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class GroupsOptions(Where):
     session_timeout: float = 10.0
 
     def check(self) -> None:
-        """Raise `BenchError` for what cannot be run."""
+        """Raises `BenchError` for options that cannot be run."""
         self.check_place()
         if not 2 <= self.members <= self.partitions:
             raise BenchError(
@@ -72,8 +72,8 @@ class GroupsOptions(Where):
 
 @dataclass(frozen=True, slots=True)
 class GroupsTask:
-    """What a member of the run needs to know. `topic`: also the name of its group. `members`:
-    threads of a process of members."""
+    """The task of a member of the run. `topic`: also the name of its group. `members`: threads of a
+    process of members."""
 
     door: Door
     topic: str
@@ -84,7 +84,7 @@ class GroupsTask:
 
 @dataclass(frozen=True, slots=True)
 class Polled:
-    """When (CLOCK_MONOTONIC, nanoseconds) a poll brought something, and how many records."""
+    """The times (CLOCK_MONOTONIC, nanoseconds) of polls with records, and how many those were."""
 
     at: list[int]
     counts: list[int]
@@ -92,7 +92,7 @@ class Polled:
 
 # --- the processes ------------------------------------------------------------------------------
 def produce(task: GroupsTask, station: Station) -> None:
-    """Send at the rate, in slices of a few milliseconds, until told to stop."""
+    """Sends at the rate, in slices of a few milliseconds, until told to stop."""
     each = max(1, int(task.rate * SLICE))
     stop = threading.Event()
     with task.door.connect() as client, client.producer() as producer:
@@ -119,7 +119,7 @@ def _await_stop(station: Station, stop: threading.Event) -> None:
 
 
 def members(task: GroupsTask, station: Station) -> None:
-    """Some members, a thread each: join when told to, poll until told to stop."""
+    """Runs some members, a thread each: they join when told to, and poll until told to stop."""
     stop = threading.Event()
     polled = [Polled([], []) for _ in range(task.members)]
     failures: list[BaseException] = []
@@ -158,7 +158,7 @@ def _poll(consumer: GroupConsumer, own: Polled, is_over: Callable[[], bool]) -> 
 
 
 def victim(door: Door, topic: str, session_timeout: float, ready: Event) -> None:
-    """A member that polls until it is killed."""
+    """Runs a member that polls until it is killed."""
     with (
         door.connect() as client,
         client.consumer(topic, group=topic, session_timeout=session_timeout) as consumer,
@@ -170,7 +170,7 @@ def victim(door: Door, topic: str, session_timeout: float, ready: Event) -> None
 
 # --- the run ------------------------------------------------------------------------------------
 def run(options: GroupsOptions, progress: BenchProgress) -> dict[str, Any]:
-    """Make the run; the result's fields as they are printed. Raises `BenchError`."""
+    """Makes the run; returns the result's fields as they are printed. Raises `BenchError`."""
     options.check()
     with (
         ground(options, BYTES_NEEDED) as place,
@@ -204,7 +204,7 @@ def run(options: GroupsOptions, progress: BenchProgress) -> dict[str, Any]:
 def _rebalance(
     options: GroupsOptions, place: MeasuredNode, topic: str, admin: Admin
 ) -> dict[str, Any]:
-    """All members but one join at once, then the last one, which leaves again."""
+    """Lets all members but one join at once, then the last one, which leaves again."""
     first = options.members - 1
     task = GroupsTask(place.door, topic, options.partitions, options.rate)
     names = [f"members-{index}" for index in range(options.processes)]
@@ -259,7 +259,7 @@ def _last_member(client: Client, topic: str, stop: threading.Event) -> None:
 
 
 def _await_balance(admin: Admin, group: str, members: int, partitions: int) -> float:
-    """When (`time.monotonic`) each of so many members owns its share."""
+    """Returns when (`time.monotonic`) each of so many members owns its share."""
     deadline = time.monotonic() + WAIT
     while True:
         shares = _shares(admin, group)
@@ -275,7 +275,7 @@ def _await_balance(admin: Admin, group: str, members: int, partitions: int) -> f
 
 
 def _shares(admin: Admin, group: str) -> list[int]:
-    """How many partitions each member owns; none where they are still moving."""
+    """Returns how many partitions each member owns; none where they are still moving."""
     try:
         description = admin.describe_group(group)
     except GroupError:  # nobody has joined yet
@@ -286,8 +286,8 @@ def _shares(admin: Admin, group: str) -> list[int]:
 
 
 def _failover(place: MeasuredNode, topic: str, session_timeout: float) -> float:
-    """Seconds from the kill of one of two members until the other one has a record of what was the
-    dead one's."""
+    """Returns the seconds from the kill of one of two members to the other one's first record from
+    a partition of the dead one."""
     context = multiprocessing.get_context("spawn")
     ready = context.Event()
     process = context.Process(

@@ -39,7 +39,7 @@ FLUSH_TIMEOUT: Final = 30.0
 
 @dataclass(frozen=True, slots=True)
 class LatencyTask:
-    """What a member of the run needs to know."""
+    """The task of a member of the run."""
 
     options: LatencyOptions
     door: Door
@@ -66,7 +66,7 @@ class Taken:
 
 # --- the two processes --------------------------------------------------------------------------
 def produce(task: LatencyTask, station: Station) -> None:
-    """Role of the producer: a record whenever one is due."""
+    """Runs the role of the producer: sends a record whenever one is due."""
     options = task.options
     sharpen_timers()
     with task.door.connect() as client, client.producer(
@@ -99,7 +99,7 @@ def send_on_schedule(
     options: LatencyOptions,
     acknowledged: dict[int, int] | None,
 ) -> None:
-    """Warm-up and measured records alike; a record that is late is sent at once."""
+    """Sends warm-up and measured records alike; a record that is late is sent at once."""
     clock = time.monotonic_ns
     tail = payload.event_text(0, options.size - LATENCY_HEAD)
     period = 1e9 / options.rate
@@ -125,7 +125,7 @@ def _stopwatch(acknowledged: dict[int, int], number: int, begun: int) -> Any:
 
 
 def consume(task: LatencyTask, station: Station) -> None:
-    """Role of the consumer: iterate, and note when each record came."""
+    """Runs the role of the consumer: iterates, and notes when each record came."""
     clock = time.monotonic_ns
     sharpen_timers()
     with (
@@ -153,21 +153,22 @@ def consume(task: LatencyTask, station: Station) -> None:
 
 
 def sharpen_timers() -> None:
-    """Let this process's sleeps end on time instead of up to 50 us later, as Linux has it."""
+    """Lets this process's sleeps end on time instead of up to 50 us later, as Linux has it."""
     with suppress(OSError, AttributeError):  # or its sleeps are only coarser
         ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, ctypes.c_ulong(1), 0, 0, 0)
 
 
 # --- the run ------------------------------------------------------------------------------------
 def run(options: LatencyOptions, progress: BenchProgress) -> dict[str, Any]:
-    """Make the run; the result's fields as they are printed. Raises `BenchError`."""
+    """Makes the run; returns the result's fields as they are printed. Raises `BenchError`."""
     return measure(options, progress)[0]
 
 
 def measure(
     options: LatencyOptions, progress: BenchProgress
 ) -> tuple[dict[str, Any], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """The same, each measured record's nanoseconds from when it was due, and those of the floor."""
+    """Returns the same, each measured record's nanoseconds from when it was due, and those of the
+    floor."""
     options.check()
     folder = Path(options.data or tempfile.gettempdir())
     bare = floor.measure(folder, options.size, options.rate, options.spin_seconds)
@@ -249,7 +250,7 @@ def summary(
 
 
 def measured_of(options: LatencyOptions, heads: npt.NDArray[np.void]) -> npt.NDArray[np.bool_]:
-    """Which records are of the run and not of its warm-up."""
+    """Returns which records are of the run and not of its warm-up."""
     numbers = heads["number"].astype(np.int64)
     total = options.warmup_records + options.records
     found: npt.NDArray[np.bool_] = (numbers >= options.warmup_records) & (numbers < total)
@@ -257,7 +258,7 @@ def measured_of(options: LatencyOptions, heads: npt.NDArray[np.void]) -> npt.NDA
 
 
 def percentiles(nanoseconds: npt.NDArray[np.int64]) -> dict[str, float]:
-    """The usual ones, in microseconds."""
+    """Returns the usual percentiles, in microseconds."""
     p50, p99, p999 = np.percentile(nanoseconds, (50, 99, 99.9)) / 1000
     return {
         "p50_us": round(float(p50), 1),

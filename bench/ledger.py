@@ -1,9 +1,10 @@
-"""The account of every record: what came, from whom, in which order; exact, and cheap per record.
+"""The account of every record: which came, from which producer, in which order; exact, and cheap
+per record.
 
 Values carry their number modulo the length of the sender's pool. Within one partition the records
-of one producer come nearly in order, so the number itself follows from the one before it, as long
-as nothing is displaced by half a pool. Whatever goes wrong shows in the sums either way: at the end
-each number of each producer must have been seen once.
+of one producer come nearly in order. So the number itself follows from the one before it, as long
+as no record is displaced by half a pool. A fault shows in the sums either way: at the end each
+number of each producer must have been seen once.
 
 Owns counting. Knows nothing of clients; works on arrays of stamps (the values' first 8 bytes).
 """
@@ -28,12 +29,13 @@ _head = itemgetter(slice(8))
 
 
 def stamps_of(values: Sequence[bytes]) -> Stamps:
-    """The stamps of a list of values, taken without Python code per value."""
+    """Returns the stamps of a list of values, taken without Python code per value."""
     return np.frombuffer(b"".join(map(_head, values)), "<u8")
 
 
 def stamps_in_place(data: Any, offsets: npt.NDArray[np.int32]) -> Stamps:
-    """The stamps of a column of values of one width, which lie in `data` from `offsets[0]` on."""
+    """Returns the stamps of a column of values of one width, which lie in `data` from `offsets[0]`
+    on."""
     first, width = int(offsets[0]), int(offsets[1]) - int(offsets[0])
     if not bool((np.diff(offsets) == width).all()):
         raise CorruptBatchError("values of different sizes came where all were sent in one size")
@@ -52,8 +54,10 @@ class Book:
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """What a run's records came to. `out_of_order`: records that came after a later one of the same
-    producer in the same partition; `foreign`: records that no producer of the run can have sent."""
+    """The account of a run's records.
+
+    `out_of_order`: records that came after a later one of the same producer in the same partition.
+    `foreign`: records that no producer of the run can have sent."""
 
     received: int
     lost: int
@@ -84,7 +88,7 @@ class Ledger:
         self.foreign = 0
 
     def add(self, partition: int, stamps: Stamps) -> None:
-        """Book records in the order in which they came from a partition."""
+        """Books records in the order in which they came from a partition."""
         self.received += len(stamps)
         for start in range(0, len(stamps), self._pool):
             piece = stamps[start : start + self._pool]
@@ -92,7 +96,7 @@ class Ledger:
                 self._add_slowly(partition, piece)
 
     def _add_run(self, partition: int, stamps: Stamps) -> bool:
-        """Book a piece that is one producer's unbroken run, going up; False where it is not."""
+        """Books a piece that is one producer's unbroken run, going up; False where it is not."""
         first = int(stamps[0])
         producer, residue = first >> PRODUCER_SHIFT, first & NUMBER_MASK
         if producer >= len(self.seen) or residue >= self._pool:
@@ -110,7 +114,7 @@ class Ledger:
         return True
 
     def _number(self, where: tuple[int, int], residue: int, total: int) -> int:
-        """The number nearest to the one before that leaves `residue`."""
+        """Returns the number nearest to the one before that leaves `residue`."""
         previous = self._previous.get(where)
         if previous is None or total <= self._pool:
             return residue
@@ -145,12 +149,12 @@ class Ledger:
         np.add.at(seen, numbers[inside], 1)
 
     def close(self) -> Book:
-        """What there is to say at the end."""
+        """Returns the book at the end."""
         return Book(self.seen, self.received, self.out_of_order, self.foreign)
 
 
 def settle(books: Sequence[Book]) -> Account:
-    """All consumers' books together."""
+    """Adds up all consumers' books."""
     lost = doubled = 0
     for parts in zip(*(book.seen for book in books), strict=True):
         total = np.zeros(len(parts[0]), np.uint32)

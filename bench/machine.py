@@ -30,7 +30,7 @@ class Machine:
 
 
 def describe() -> Machine:
-    """This machine, now."""
+    """Describes this machine, now."""
     return Machine(
         cpu_model(),
         len(os.sched_getaffinity(0)),

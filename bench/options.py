@@ -1,4 +1,4 @@
-"""What a run is asked to do: frozen, checked once, with every derived number in one place."""
+"""The options of a run: frozen, checked once, with every derived number in one place."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ LATENCY_HEAD: Final = 24
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Where:
-    """Which node a run measures, and by which way.
+    """The node that a run measures, and the way to it.
 
     bootstrap: URL of a node that runs already; None starts one on a new folder in `data` (None: the
-    system's folder for temporary files). A URL of TCP is taken at its word on the node's own host
-    too. key_file: the client's key for it. transport: how clients reach a node of the run's own:
-    through shared memory, by TCP over loopback, or by the same with keys (CURVE). writers: most
-    writer processes of it. brokers: so many of them instead, which are one cluster (0: a node that
-    is alone); clients reach a cluster by TCP. replicas: of each partition there; None: 3, or as
-    many as there are brokers.
+    system's folder for temporary files). A URL of TCP means TCP on the node's own host too.
+    key_file: the client's key for it. transport: how clients reach a node of the run's own: through
+    shared memory, by TCP over loopback, or by the same with keys (CURVE). writers: most writer
+    processes of it. brokers: so many of them instead, which are one cluster (0: a node that is
+    alone); clients reach a cluster by TCP. replicas: of each partition there; None: 3, or as many
+    as there are brokers.
     """
 
     bootstrap: str | None = None
@@ -48,7 +48,7 @@ class Where:
     replicas: int | None = None
 
     def check_place(self) -> None:
-        """Raise `BenchError` for what contradicts itself."""
+        """Raises `BenchError` for options that contradict each other."""
         if self.brokers and self.bootstrap is not None:
             raise BenchError("--brokers is for a cluster of the run's own: drop --bootstrap")
         if self.brokers and self.transport == "curve":
@@ -73,7 +73,7 @@ class Where:
             )
 
     def stated(self) -> dict[str, Any]:
-        """The options as they are printed with a result."""
+        """Returns the options as they are printed with a result."""
         found = asdict(self)
         found.pop("timeout", None)
         for name in Where.__dataclass_fields__:
@@ -86,7 +86,7 @@ class Where:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options(Where):
-    """What runs of records have.
+    """The options of runs that send records.
 
     size: bytes of a value. durability: the topic's. linger, batch_bytes, codec, acks: the
     producers'. timeout: seconds until the run is given up.
@@ -102,7 +102,7 @@ class Options(Where):
     timeout: float = 300.0
 
     def check(self) -> None:
-        """Raise `BenchError` for what cannot be run."""
+        """Raises `BenchError` for options that cannot be run."""
         if self.size < 8:
             raise BenchError(f"--size {self.size}: a value carries its number, so 8 bytes at least")
         if self.partitions < 1:
@@ -174,7 +174,7 @@ class ThroughputOptions(Options):
 
     @property
     def pool_values(self) -> int:
-        """How many different values a producer has prepared and sends again and again.
+        """Returns how many different values a producer has prepared and sends again and again.
 
         Records are told apart by their place in this cycle, so it is many times longer than what
         several partitions can bring in another order.
@@ -204,11 +204,11 @@ class LatencyOptions(Options):
     """One producer at a steady rate, one consumer that iterates.
 
     rate: records a second. seconds: measured, after `warmup` seconds that are not. spin: the last
-    seconds before each record is due that the producer spends spinning instead of asleep; None:
-    0.1 ms through shared memory, none by TCP: there another thread of its process has to send what
-    it hands over, and who spins keeps the interpreter from that thread for 5 ms at a time.
-    poll_spin: seconds that writer and consumer look for the next record before they sleep.
-    acks_latency: also time each record's acknowledgement.
+    seconds before each record is due that the producer spends spinning instead of asleep. None: 0.1
+    ms through shared memory, none by TCP. There another thread of its process has to send the
+    records, and a spinning thread keeps the interpreter from it for 5 ms at a time. poll_spin:
+    seconds that writer and consumer look for the next record before they sleep. acks_latency: also
+    time each record's acknowledgement.
     """
 
     rate: float = 1000.0

@@ -1,9 +1,10 @@
-"""How fast this machine takes bytes into its page cache: the yardstick beside every throughput.
+"""The speed at which this machine writes into its page cache: the yardstick beside every
+throughput.
 
-The same system calls as a segment makes: `pwrite` of batch-sized buffers to a fresh file in the
+It makes the same system calls as a segment: `pwrite` of batch-sized buffers to a new file in the
 same folder, which grows by 4 MiB steps of `posix_fallocate`. One buffer is written again and again,
-so that nothing but the kernel's work is measured. The first run is left out: on a virtual machine
-it is the one that fetches memory from the host.
+so that only the kernel's work is measured. The first run is left out: on a virtual machine it is
+the one that fetches memory from the host.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class PageCacheSpeed:
 
 
 def measure(folder: Path, total_bytes: int, runs: int = RUNS) -> PageCacheSpeed:
-    """Write `total_bytes` (within `RUN_BYTES_*`) several times into `folder`."""
+    """Writes `total_bytes` (within `RUN_BYTES_*`) several times into `folder`."""
     size = min(max(total_bytes, RUN_BYTES_MIN), RUN_BYTES_MAX) // STEP_BYTES * STEP_BYTES
     first = size / _one_run(folder, size) / 1e6
     speeds = [size / _one_run(folder, size) / 1e6 for _ in range(runs)]
@@ -52,7 +53,7 @@ def measure(folder: Path, total_bytes: int, runs: int = RUNS) -> PageCacheSpeed:
 
 
 def _one_run(folder: Path, size: int) -> float:
-    """Seconds for `size` bytes, a multiple of `STEP_BYTES`."""
+    """Returns the seconds for `size` bytes, a multiple of `STEP_BYTES`."""
     buffer = os.urandom(BUFFER_BYTES)
     fd, path = tempfile.mkstemp(prefix="page-cache-", dir=folder)
     os.unlink(path)

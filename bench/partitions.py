@@ -38,7 +38,7 @@ class PartitionsOptions:
 
 
 def run(options: PartitionsOptions, progress: BenchProgress) -> dict[str, Any]:
-    """Make them, use them, watch them idle, start on them after a stop and after a kill."""
+    """Makes them, uses them, watches them idle, starts on them after a stop and after a kill."""
     count = options.partitions
     arguments = ("--partitions-max", str(max(count, 1024)), "--drain-timeout", str(WAIT))
     with (
@@ -95,7 +95,7 @@ def run(options: PartitionsOptions, progress: BenchProgress) -> dict[str, Any]:
 
 
 def _records(node: EmbeddedNode) -> int:
-    """How many records a consumer of all partitions gets."""
+    """Returns how many records a consumer of all partitions gets."""
     found = 0
     with node.connect() as client, client.consumer(TOPIC) as consumer:
         wanted = sum(consumer.end_offsets().values())
@@ -106,7 +106,7 @@ def _records(node: EmbeddedNode) -> int:
 
 
 def kill_all(node: EmbeddedNode) -> None:
-    """SIGKILL the node and all that it started, and wait until they are gone."""
+    """Sends SIGKILL to the node and all that it started, and waits until they are gone."""
     processes = psutil.Process(node.pid).children()
     node.kill()
     for process in processes:

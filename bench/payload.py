@@ -17,7 +17,7 @@ _TEXT_BYTES: Final = 1 << 20
 
 
 def event_text(seed: int, length: int) -> bytes:
-    """`length` bytes of lines like a log of events, the same for the same seed."""
+    """Returns `length` bytes of lines like a log of events, the same for the same seed."""
     chance = random.Random(seed)
     lines = []
     size = 0
@@ -33,7 +33,7 @@ def event_text(seed: int, length: int) -> bytes:
 
 
 def make_pool(producer: int, count: int, size: int) -> list[bytes]:
-    """`count` different values of `size` bytes."""
+    """Returns `count` different values of `size` bytes."""
     body = size - 8
     text = event_text(producer, _TEXT_BYTES + body)
     step = 61  # odd, so that bodies begin at different places of a line
@@ -54,7 +54,8 @@ def cycled(pool: list[bytes], records: int) -> Iterator[bytes]:
 
 
 def lists_of(pool: list[bytes], length: int, records: int) -> Iterator[list[bytes]]:
-    """The same in lists of `length` (the last may be shorter); the pool is a multiple of it."""
+    """Yields the same in lists of `length` (the last may be shorter); the pool is a
+    multiple of it."""
     lists = [pool[start : start + length] for start in range(0, len(pool), length)]
     whole, rest = divmod(records, length)
     yield from islice(chain.from_iterable(repeat(lists)), whole)

@@ -1,8 +1,8 @@
 """The plots: points in, one PNG each. Never measures.
 
-All of them share one look: what is measured stands in the title, units stand on the axes, lines
-carry their names, and the machine stands below. Matplotlib is an extra (`pip install
-'penstock[bench]'`) and is imported by `new_figure` only, without its global state.
+All of them share one look: the title names what is measured, units are on the axes, lines carry
+their names, and the machine is below. Matplotlib is an extra (`pip install 'penstock[bench]'`) and
+is imported by `new_figure` only, without its global state.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ DPI: Final = 150
 
 # --- the look -------------------------------------------------------------------------------------
 def new_figure(title: str, panels: int = 1, note: str = "") -> tuple[Figure, list[Axes]]:
-    """A figure with so many panels side by side. Raises `BenchError` without matplotlib."""
+    """Makes a figure with so many panels side by side. Raises `BenchError` without matplotlib."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
@@ -65,13 +65,13 @@ def from_zero(axes: Axes) -> None:
 
 
 def named(axes: Axes, where: Literal["best", "lower right", "upper right"] = "best") -> None:
-    """Name the lines, where there are several."""
+    """Names the lines, where there are several."""
     if len(axes.get_lines()) > 1:
         axes.legend(frameon=False, fontsize=8.5, labelcolor=INK, loc=where, handlelength=3)
 
 
 def categories(axes: Axes, values: Sequence[float], text: Callable[[float], str]) -> None:
-    """A logarithmic axis with a tick at each measured value and nowhere else."""
+    """Makes a logarithmic axis with a tick at each measured value and no other."""
     axes.set_xscale("log", base=2)
     axes.set_xticks(list(values), [text(value) for value in values])
     axes.minorticks_off()
@@ -85,7 +85,7 @@ def lines(
     scale: float = 1.0,
     style: str = "-",
 ) -> None:
-    """A line for each series of the points, over their `x`."""
+    """Draws a line for each series of the points, over their `x`."""
     for number, series in enumerate(dict.fromkeys(point["series"] for point in points)):
         own = sorted((p for p in points if p["series"] == series), key=lambda p: p["x"])
         axes.plot(
@@ -97,7 +97,7 @@ def lines(
 
 
 def raw_line(axes: Axes, points: Points, scale: float) -> None:
-    """Raw page-cache writes of the same bytes, as measured beside each point."""
+    """Draws raw page-cache writes of the same bytes, as measured beside each point."""
     xs = sorted({point["x"] for point in points})
     speeds = []
     for x in xs:
@@ -111,7 +111,7 @@ def raw_line(axes: Axes, points: Points, scale: float) -> None:
 
 
 def size_text(value: float) -> str:
-    """Bytes as people say them."""
+    """Returns bytes as people say them."""
     for unit, factor in (("MiB", 1 << 20), ("KiB", 1 << 10)):
         if value >= factor:
             return f"{value / factor:g} {unit}"
@@ -119,7 +119,7 @@ def size_text(value: float) -> str:
 
 
 def save(figure: Figure, path: Path) -> None:
-    """The file is the same for the same points: nothing in it tells when it was drawn."""
+    """Saves a file that is the same for the same points: no field in it tells when it was drawn."""
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, metadata={"Software": None})
 
@@ -289,7 +289,7 @@ def failover(points: Points, note: str) -> Figure:
 
 
 def _events(axes: Axes, points: Points, shown: Sequence[str], latest: float) -> None:
-    """A row for each of these events."""
+    """Draws a row for each of these events."""
     for row, name in enumerate(reversed(shown)):
         seen = sorted(point["x"] for point in points if point["series"] == name)
         if not seen:

@@ -1,4 +1,4 @@
-"""What a person at a terminal sees of a run: one line on stderr, rewritten in place."""
+"""The progress of a run at a terminal: one line on stderr, rewritten in place."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class BenchProgress:
         self._next = 0.0
 
     def say(self, what: str) -> None:
-        """What the run is at."""
+        """Shows what the run is doing."""
         if self.is_shown:
             self._stream.write(f"\r\x1b[K{self._title}{what} ...")
             self._stream.flush()
@@ -35,7 +35,7 @@ class BenchProgress:
         self._begun = time.monotonic()
 
     def at(self, done: int) -> None:
-        """So many of the total are there; drawn a few times a second at most."""
+        """Shows that so many of the total are there; drawn a few times a second at most."""
         now = time.monotonic()
         if not self.is_shown or now < self._next:
             return
@@ -47,11 +47,12 @@ class BenchProgress:
         self._stream.flush()
 
     def watching(self, count: Callable[[], int]) -> Callable[[], None] | None:
-        """What draws `count()` whenever it is called; None where nobody looks."""
+        """Returns a function that draws `count()` whenever it is called; None where nobody
+        looks."""
         return (lambda: self.at(count())) if self.is_shown else None
 
     def end(self) -> None:
-        """Leave an empty line."""
+        """Leaves an empty line."""
         if self.is_shown:
             self._stream.write("\r\x1b[K")
             self._stream.flush()

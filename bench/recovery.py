@@ -1,7 +1,6 @@
-"""How long a node needs to open a large log: after a clean stop, and after a kill with a tail that
-no sync had reached.
+"""The time to open a large log: after a clean stop, and after a kill with an unsynced tail.
 
-The log is filled through a producer. `open` is what the writer says of opening the log, `start` is
+The log is filled through a producer. `open` is the writer's own time of opening the log. `start` is
 all that a user waits for: from starting the node to the first client admitted.
 """
 
@@ -53,7 +52,7 @@ class RecoveryOptions:
 
 
 def run(options: RecoveryOptions, progress: BenchProgress) -> dict[str, Any]:
-    """Make the run. Raises `BenchError`."""
+    """Makes the run. Raises `BenchError`."""
     options.check()
     needed = int(options.gb * 1e9 + options.tail_mb * 1e6) + (64 << 20)
     with scratch_folder(options.data, needed) as folder:
@@ -102,7 +101,7 @@ def run(options: RecoveryOptions, progress: BenchProgress) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class WriterOpened:
-    """What a writer said when it had opened the log."""
+    """A writer's report that it has opened the log."""
 
     batches: int
     nbytes: int
@@ -110,7 +109,7 @@ class WriterOpened:
 
 
 def _opened(log: Path) -> WriterOpened:
-    """The last time."""
+    """Returns the last such report."""
     found = _OPENED.findall(log.read_text("utf-8", "replace"))
     if not found:
         raise BenchError(
@@ -121,7 +120,8 @@ def _opened(log: Path) -> WriterOpened:
 
 
 def _fill(node: EmbeddedNode, total_bytes: int) -> int:
-    """Append that many bytes of values; the records, all of them acknowledged."""
+    """Appends that many bytes of values; returns the number of records, all of them
+    acknowledged."""
     records = -(-total_bytes // VALUE_BYTES)
     with node.connect() as client, client.producer(linger=0, block_timeout=WAIT) as producer:
         for values in _lists(records):

@@ -17,12 +17,12 @@ FAULTS = ("lost", "doubled", "out_of_order", "foreign")
 
 
 def is_clean(result: Result) -> bool:
-    """Whether every record came once and in order."""
+    """Returns whether every record came once and in order."""
     return not any(result.get(name) for name in FAULTS)
 
 
 def as_text(result: Result) -> str:
-    """One field a line, nested ones on one line."""
+    """Returns one field a line, nested ones on one line."""
     fields: dict[str, object] = {}
     for name, value in result.items():
         if isinstance(value, Mapping) and any(isinstance(part, Mapping) for part in value.values()):
@@ -42,14 +42,14 @@ def _plain(value: object) -> str:
 
 
 def verdict(result: Result) -> str:
-    """What the check said."""
+    """Returns the result of the check."""
     if is_clean(result):
         return "ok"
     return ", ".join(f"{result[name]:,} {name}" for name in FAULTS if result.get(name))
 
 
 def outcome(result: Result) -> str:
-    """The figures of a result in a few words."""
+    """Returns the figures of a result in a few words."""
     if result["benchmark"] == "throughput":
         return (
             f"**{result['records_per_second']:,} records/s**, {result['mb_per_second']:,.0f} MB/s"
@@ -150,13 +150,13 @@ def _gateway(result: Result) -> str:
 
 
 def cpu(result: Result) -> str:
-    """CPU seconds by process."""
+    """Returns CPU seconds by process."""
     used = result.get("cpu_seconds", {})
     return ", ".join(f"{name} {seconds:.2f}" for name, seconds in used.items())
 
 
 def spread(results: Sequence[Result]) -> str:
-    """Lowest and highest of several runs."""
+    """Returns the lowest and highest of several runs."""
     if len(results) < 2:
         return ""
     name = "records_per_second" if results[0]["benchmark"] == "throughput" else "p50_us"
@@ -171,8 +171,8 @@ def as_markdown(
     title: str = "Benchmarks",
     notes: Sequence[str] = (),
 ) -> str:
-    """The page: machine facts, rows, and plots by their file names. `notes`: instead of those on
-    how rows are measured."""
+    """Returns the page: machine facts, rows, and plots by their file names. `notes`: instead of
+    those on how rows are measured."""
     facts = {
         "CPU": f"{machine.cpu}, {machine.cores} cores",
         "Memory": f"{machine.memory_gb:g} GB",
@@ -211,7 +211,7 @@ def as_markdown(
 
 
 def _spark_tables(name: str, result: Result) -> list[str]:
-    """Every query, and what a trigger takes; nothing for other benchmarks."""
+    """Returns every query, and the cost of a trigger; nothing for other benchmarks."""
     if result["benchmark"] != "spark":
         return []
     lines = [

@@ -1,10 +1,10 @@
-"""What the producer and consumer processes of a throughput run do.
+"""The roles of the producer and consumer processes of a throughput run.
 
 Both run two phases of the same code: a warm-up, and the one that counts. A phase ends with one
-tombstone from every producer in every partition, sent behind its records, so that consumers know
-when they have everything without counting on a total.
+tombstone from every producer in every partition, sent behind its records. So consumers know when
+they have everything without counting on a total.
 
-The loops are written as a user would write them; what is not his (stamps, checks) is done in bulk.
+The loops are written as a user would write them; other work (stamps, checks) is done in bulk.
 """
 
 from __future__ import annotations
@@ -42,19 +42,19 @@ Reader = Consumer | GroupConsumer
 CHECK_EVERY: Final = 10_000
 POLL_TIMEOUT: Final = 1.0
 SEND_TIMEOUT: Final = 120.0
-"""How long records may stand unacknowledged before a producer of a run fails."""
+"""Seconds that records may be unacknowledged before a producer of a run fails."""
 
 
 @dataclass(frozen=True, slots=True)
 class RoleTask:
-    """Which member of a run a process is."""
+    """The member of a run that a process is."""
 
     options: ThroughputOptions
     door: Door
     topic: str
     index: int
     start: int | Literal["earliest"] = "earliest"
-    """Where a consumer begins."""
+    """The offset where a consumer begins."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,8 @@ class Consumed:
 
 # --- producing ----------------------------------------------------------------------------------
 def produce(task: RoleTask, station: Station) -> None:
-    """Role of a producer: report when attached and when warm; then one order, one `Produced`."""
+    """Runs the role of a producer: reports when attached and when warm; then takes one order and
+    returns one `Produced`."""
     options = task.options
     send = sender(options, task.index)
     with task.door.connect() as client, _producer(client, task) as producer:
@@ -128,7 +129,7 @@ def _transaction(producer: Producer) -> AbstractContextManager[object]:
 
 
 def sender(options: ThroughputOptions, index: int) -> Callable[[Producer, str, int], None]:
-    """What sends so many records to a topic, all it sends being prepared."""
+    """Returns a function that sends so many records to a topic, all of them prepared."""
     pool = payload.make_pool(index, options.pool_values, options.size)
     keys = payload.make_keys(options.keys)
     if options.transaction_records:
@@ -146,7 +147,7 @@ def sender(options: ThroughputOptions, index: int) -> Callable[[Producer, str, i
 def send_each(
     producer: Producer, topic: str, records: int, *, pool: list[bytes], keys: list[bytes]
 ) -> None:
-    """One `send` a record."""
+    """Sends with one `send` a record."""
     send = producer.send
     if keys:
         for value, key in zip(payload.cycled(pool, records), cycle(keys), strict=False):
@@ -159,7 +160,7 @@ def send_each(
 def send_transactions(
     producer: Producer, topic: str, records: int, *, pool: list[bytes], each: int
 ) -> None:
-    """One `send` a record, `each` of them in a transaction."""
+    """Sends with one `send` a record, `each` of them in a transaction."""
     send = producer.send
     values = payload.cycled(pool, records)
     for _ in range(0, records, each):
@@ -177,7 +178,7 @@ def send_lists(
     keys: list[bytes],
     length: int,
 ) -> None:
-    """One `send_batch` a list."""
+    """Sends with one `send_batch` a list."""
     key_cycle = cycle(keys)
     for values in payload.lists_of(pool, length, records):
         if keys:
@@ -187,7 +188,7 @@ def send_lists(
 
 
 def send_ends(producer: Producer, topic: str, partitions: int) -> BatchDelivery:
-    """A tombstone behind everything sent so far, in every partition."""
+    """Sends a tombstone behind everything sent so far, in every partition."""
     for partition in range(partitions):
         last = producer.send_batch(topic, [None], partition=partition)
     return last
@@ -195,7 +196,8 @@ def send_ends(producer: Producer, topic: str, partitions: int) -> BatchDelivery:
 
 # --- consuming ----------------------------------------------------------------------------------
 def consume(task: RoleTask, station: Station) -> None:
-    """Role of a consumer: report when attached and when warm; then one order, one `Consumed`."""
+    """Runs the role of a consumer: reports when attached and when warm; then takes one order and
+    returns one `Consumed`."""
     options = task.options
     partitions = options.partitions_of(task.index)
     ends = options.producers * len(partitions)
@@ -228,7 +230,7 @@ def consume(task: RoleTask, station: Station) -> None:
 
 
 def _consumer(client: Client, task: RoleTask, partitions: list[int]) -> Reader:
-    """Of the whole topic by a group, or of partitions of one's own."""
+    """Makes a consumer of the whole topic by a group, or of partitions of its own."""
     options = task.options
     isolation: Isolation = "read_committed" if options.transaction_records else "read_uncommitted"
     if options.guarantee != "none":
@@ -242,7 +244,7 @@ def _consumer(client: Client, task: RoleTask, partitions: list[int]) -> Reader:
 
 
 def take_each(consumer: Reader, ledger: Ledger, ends: int, partition: int) -> None:
-    """One turn of a Python loop a record; the values of every 10,000 are checked together."""
+    """Takes one turn of a Python loop a record; the values of every 10,000 are checked together."""
     records = iter(consumer)
     values: list[bytes] = []
     keep = values.append
@@ -262,7 +264,7 @@ def take_each(consumer: Reader, ledger: Ledger, ends: int, partition: int) -> No
 
 
 def take_each_of(consumer: Reader, ledger: Ledger, ends: int, partitions: list[int]) -> None:
-    """The same where records of several partitions come in turns."""
+    """Does the same where records of several partitions come in turns."""
     records = iter(consumer)
     values: dict[int, list[bytes]] = {partition: [] for partition in partitions}
     keep = {partition: kept.append for partition, kept in values.items()}
@@ -289,7 +291,7 @@ def _close(records: Iterator[Record]) -> None:
 
 
 def take_columns(consumer: Reader, ledger: Ledger, ends: int, most: int | None = None) -> None:
-    """Polled batches, checked as columns; `most` records with the ends, if that is known."""
+    """Takes polled batches, checked as columns; `most` records with the ends, if that is known."""
     while ends:
         batch = consumer.poll(most, timeout=POLL_TIMEOUT)
         most = None if most is None else most - len(batch)
@@ -304,7 +306,8 @@ def take_columns(consumer: Reader, ledger: Ledger, ends: int, most: int | None =
 
 
 def column_stamps(values: BinaryColumn) -> tuple[Stamps, int]:
-    """The stamps of a column of values, viewed in place, and how many tombstones are among them."""
+    """Returns the stamps of a column of values, viewed in place, and how many tombstones are among
+    them."""
     if values.valid is not None:
         kept = [value for value in values if value is not None]
         return stamps_of(kept), len(values) - len(kept)

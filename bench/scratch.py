@@ -13,7 +13,8 @@ from penstock.bench.errors import BenchError
 
 @contextmanager
 def scratch_folder(parent: Path | None, bytes_needed: int) -> Iterator[Path]:
-    """Below `parent` (None: the system's folder for temporary files). Raises `BenchError`."""
+    """Makes a folder below `parent` (None: the system's folder for temporary files). Raises
+    `BenchError`."""
     if parent is not None and not parent.is_dir():
         raise BenchError(f"--data {parent}: there is no such folder")
     where = parent if parent is not None else Path(tempfile.gettempdir())
@@ -26,7 +27,7 @@ def scratch_folder(parent: Path | None, bytes_needed: int) -> Iterator[Path]:
 
 
 def check_room(folder: Path, bytes_needed: int) -> None:
-    """Raise `BenchError` if the file system of `folder` has less free than the run will write."""
+    """Raises `BenchError` if the file system of `folder` has less free than the run will write."""
     free = shutil.disk_usage(folder).free
     if free < bytes_needed:
         raise BenchError(

@@ -1,10 +1,10 @@
 """Spark reading a topic, and writing to one, beside Spark reading the same rows from Parquet.
 
 The rows are written to a topic once and copied to Parquet. Then each query is run on both in turns,
-so that whatever else the machine does meets both; its first run, which compiles and opens, is not
+so that other load of the machine meets both. Its first run, which compiles and opens, is not
 counted. A query's seconds are what a user waits: planning, tasks and, where it writes, the commit.
 
-Spark is started here, and left alone where it runs already. Nothing of it is loaded before.
+Spark is started here, and not ended where it runs already. No module of it is loaded before.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ FLUSH_WITHIN: Final = 120.0
 
 
 def run(options: SparkOptions, progress: BenchProgress) -> Result:
-    """Make the run. Raises `BenchError`."""
+    """Makes the run. Raises `BenchError`."""
     options.check()
     with (
         ground(options, options.bytes_needed) as place,
@@ -59,7 +59,7 @@ def measure(
     options: SparkOptions, place: MeasuredNode, topic: str, folder: Path, spark: SparkSession,
     progress: BenchProgress,
 ) -> Result:  # fmt: skip
-    """All queries and triggers."""
+    """Measures all queries and triggers."""
     copy = str(folder / "copy")
     topics = SparkTopics(options, place, spark)
     progress.say("copy to Parquet")
@@ -118,7 +118,8 @@ def _rates(
 
 
 def fill(options: SparkOptions, place: MeasuredNode, topic: str) -> None:
-    """All records, each with its number and otherwise random, so that Parquet stores them all."""
+    """Writes all records, each with its number and otherwise random, so that Parquet stores them
+    all."""
     import numpy as np
     import pyarrow as pa
 
@@ -140,7 +141,8 @@ def fill(options: SparkOptions, place: MeasuredNode, topic: str) -> None:
 
 @contextmanager
 def running(options: SparkOptions) -> Iterator[SparkSession]:
-    """Spark for one run, ended with it unless it was there. What takes too long is cancelled."""
+    """Starts Spark for one run, and ends it unless it was there. Cancels jobs that take too
+    long."""
     from penstock.spark.sessions import is_running, session
 
     is_own = not is_running()
@@ -169,7 +171,7 @@ def running(options: SparkOptions) -> Iterator[SparkSession]:
 
 
 def cpu_of_spark() -> dict[str, float]:
-    """CPU seconds of Spark's processes on this host so far: the JVM, and Python workers."""
+    """Returns CPU seconds of Spark's processes on this host so far: the JVM, and Python workers."""
     used = {"java": 0.0, "python": 0.0}
     for child in psutil.Process().children(recursive=True):
         try:
@@ -185,7 +187,7 @@ def cpu_of_spark() -> dict[str, float]:
 
 
 def _is_worker(process: psutil.Process) -> bool:
-    """Whether it came out of the JVM."""
+    """Returns whether it came out of the JVM."""
     try:
         return any(parent.name() == "java" for parent in process.parents())
     except psutil.Error:

@@ -1,4 +1,4 @@
-"""What runs with Spark are about: their options, and how Spark reaches the topics of a run."""
+"""The options of runs with Spark, and Spark's access to the topics of a run."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class SparkOptions(Where):
     timeout: float = 600.0
 
     def check(self) -> None:
-        """Raise `BenchError` for what cannot be run."""
+        """Raises `BenchError` for options that cannot be run."""
         self.check_place()
         if (why := missing()) is not None:
             raise BenchError(why)
@@ -60,7 +60,7 @@ class SparkOptions(Where):
 
 
 def missing() -> str | None:
-    """Why Spark cannot be started here; None: it can."""
+    """Returns why Spark cannot be started here; None: it can."""
     if find_spec("pyspark") is None or find_spec("pyarrow") is None:
         return "this run needs PySpark: pip install 'penstock[spark]'"
     from penstock.spark.errors import JavaMissingError
@@ -74,7 +74,7 @@ def missing() -> str | None:
 
 
 class SparkTopics:
-    """How Spark reaches the topics of a run."""
+    """Spark's access to the topics of a run."""
 
     def __init__(self, options: SparkOptions, place: MeasuredNode, spark: SparkSession) -> None:
         self.spark = spark
@@ -93,7 +93,7 @@ class SparkTopics:
 
     @contextmanager
     def new(self) -> Iterator[str]:
-        """A topic for one turn, deleted at once: the disk has other things to do."""
+        """Makes a topic for one turn, deleted at once: the disk has other things to do."""
         name = f"bench-{os.getpid()}-{os.urandom(3).hex()}"
         with self.place.client.admin() as admin:
             admin.create_topic(name, TopicConfig(partitions=self._partitions))
@@ -106,7 +106,8 @@ class SparkTopics:
     def query(
         self, name: str, folder: Path, checks: list[tuple[int, int]] | None
     ) -> Iterator[Query]:
-        """One of `QUERIES`. `checks`: where to note what it wrote, if that is to be looked at."""
+        """Yields one of `QUERIES`. `checks`: the list for checks of what it wrote, if there are
+        any."""
         from pyspark.sql import functions as F
 
         if name == "count":
@@ -131,7 +132,7 @@ class SparkTopics:
 
 
 def contents(frame: DataFrame) -> tuple[int, int]:
-    """How many rows, and what tells others from them."""
+    """Returns the number of rows, and a checksum that differs for other rows."""
     from pyspark.sql import functions as F
 
     row = frame.agg(F.count("value"), F.bit_xor(F.xxhash64("value"))).first()

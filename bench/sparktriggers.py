@@ -1,6 +1,6 @@
-"""What a trigger of a stream costs by itself: batches of few rows, and runs that find nothing new.
+"""The cost of a stream's trigger: batches of few rows, and runs that find nothing new.
 
-Beside it the same from a folder of Parquet files, one file a batch: what Spark takes for a trigger
+Beside it the same from a folder of Parquet files, one file a batch: Spark's own cost of a trigger
 without a source in Python.
 """
 
@@ -86,7 +86,8 @@ def _measured(
 def _run(
     frame: DataFrame, checkpoint: Path, options: SparkOptions, sink: dict[str, str]
 ) -> tuple[list[Any], float]:
-    """All that is there, by one query with `AvailableNow`: what it told, and its seconds."""
+    """Runs one query with `AvailableNow` over all that is there. Returns its progress events, and
+    its seconds."""
     settings = dict(sink)
     writer = frame.writeStream.format(settings.pop("format", "noop")).options(**settings)
     writer = writer.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True)

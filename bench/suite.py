@@ -233,8 +233,8 @@ def run(
     page: str = "",
     quiet: bool = False,
 ) -> int:
-    """Run the set, or one page of it, and write the pages into `output`; 0 if every check went
-    well, else 1. With `only` those rows alone are run, and nothing is written."""
+    """Runs the set, or one page of it, and writes the pages into `output`; returns 0 if every check
+    went well, else 1. With `only` those rows alone are run, and nothing is written."""
     if page and page not in PAGES:
         print(f"penstock bench suite: no page {page!r}: {', '.join(PAGES)}", file=sys.stderr)
         return 2
@@ -277,7 +277,7 @@ def _measured(row: Row, repeat: int, *, quiet: bool) -> report.Row:
 def _draw(
     output: Path, names: Sequence[str], *, data: Path | None, quick: bool, quiet: bool
 ) -> list[str]:
-    """The plots, by the names of their files; none where they cannot be drawn here."""
+    """Draws the plots and returns their file names; none where they cannot be drawn here."""
     try:
         for name in names:
             curves.run(output, data=data, quick=quick, only=name, quiet=quiet)
@@ -287,7 +287,7 @@ def _draw(
 
 
 def shorter(options: AnyOptions) -> AnyOptions:
-    """The same kind of run in a tenth of the time."""
+    """Returns the same kind of run in a tenth of the time."""
     if isinstance(options, ThroughputOptions):
         return replace(options, records=options.records // 10)
     if isinstance(options, LatencyOptions):

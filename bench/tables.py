@@ -21,7 +21,7 @@ POLL_TIMEOUT: Final = 1.0
 
 
 def tables_of(pool: list[bytes], keys: list[bytes], length: int) -> list[Any]:
-    """The pool as tables of `length` rows, each of one chunk."""
+    """Returns the pool as tables of `length` rows, each of one chunk."""
     columns = {"value": pa.array(pool, pa.binary())}
     if keys:
         columns["key"] = pa.array(list(islice(cycle(keys), len(pool))), pa.binary())
@@ -32,7 +32,7 @@ def tables_of(pool: list[bytes], keys: list[bytes], length: int) -> list[Any]:
 def send_tables(
     producer: Producer, topic: str, records: int, *, tables: list[Any], keyed: bool
 ) -> None:
-    """One `send_arrow` a table, going round the pool."""
+    """Sends with one `send_arrow` a table, going round the pool."""
     key_column = "key" if keyed else None
     for table in cycle(tables):
         producer.send_arrow(topic, table.slice(0, records), key_column=key_column)
@@ -44,7 +44,7 @@ def send_tables(
 def take_tables(
     consumer: Consumer | GroupConsumer, ledger: Ledger, ends: int, most: int | None = None
 ) -> None:
-    """Polled batches as tables; what is checked is what stands in their columns. `most` records
+    """Takes polled batches as tables; what is checked is the data of their columns. `most` records
     with the ends, if that is known."""
     while ends:
         table = consumer.poll(most, timeout=POLL_TIMEOUT).to_arrow()
@@ -57,14 +57,14 @@ def take_tables(
 
 
 def _runs(table: Any) -> Iterator[tuple[int, Any]]:
-    """(partition, values) of each record batch, which is of one partition."""
+    """Yields (partition, values) of each record batch, which is of one partition."""
     partitions, values = table.column("partition"), table.column("value")
     for numbers, column in zip(partitions.iterchunks(), values.iterchunks(), strict=True):
         yield numbers[0].as_py(), column
 
 
 def stamps_of_array(values: Any) -> Stamps:
-    """The stamps of a column of values of one width, in place."""
+    """Returns the stamps of a column of values of one width, in place."""
     if values.null_count:
         values = values.drop_null()
     if not len(values):

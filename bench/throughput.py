@@ -1,7 +1,7 @@
 """A throughput run from end to end: records a second from the first send to the last one checked.
 
 The clock starts when the first producer begins its first send, all processes being warm and
-attached by then, and stops when the last consumer has received and checked its last record. Every
+attached by then. It stops when the last consumer has received and checked its last record. Every
 record is appended to segment files; the log's own count is reported beside it.
 """
 
@@ -22,7 +22,7 @@ Result = dict[str, Any]
 
 
 def run(options: ThroughputOptions, progress: BenchProgress) -> Result:
-    """Make the run; the result's fields as they are printed. Raises `BenchError`."""
+    """Makes the run; returns the result's fields as they are printed. Raises `BenchError`."""
     options.check()
     payload_bytes = options.records * options.size
     with ground(options, options.bytes_needed) as place:
@@ -58,7 +58,7 @@ def measure(
     progress: BenchProgress,
     start: int | Literal["earliest"] = "earliest",
 ) -> Result:
-    """The run itself, on a topic whose consumers begin at `start`."""
+    """Makes the run itself, on a topic whose consumers begin at `start`."""
     producers = [f"producer-{index}" for index in range(options.producers)]
     consumers = [f"consumer-{index}" for index in range(options.consumers)]
     with Crew(options.timeout) as crew:
@@ -123,5 +123,5 @@ def _summed(parts: list[dict[str, int]]) -> dict[str, int]:
 
 
 def segment_bytes(folder: Path) -> int:
-    """Bytes that all segment files below the data folder take on the device."""
+    """Returns the bytes that all segment files below the data folder take on the device."""
     return sum(path.stat().st_blocks * 512 for path in folder.glob("**/*.log"))

@@ -1,4 +1,4 @@
-"""What processes cost: CPU seconds and memory, of one's own process and of others."""
+"""The cost of processes: CPU seconds and memory, of one's own process and of others."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ GATEWAY_MODULE: Final = f"{SERVER_MODULES}gateway.main"
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What a process used: CPU seconds (user and system, all threads) and page faults."""
+    """The use of a process: CPU seconds (user and system, all threads) and page faults."""
 
     cpu_seconds: float
     page_faults: int
 
     @classmethod
     def now(cls) -> Usage:
-        """What this process used so far."""
+        """Returns what this process used so far."""
         used = resource.getrusage(resource.RUSAGE_SELF)
         return cls(used.ru_utime + used.ru_stime, used.ru_minflt + used.ru_majflt)
 
@@ -36,7 +36,7 @@ class Usage:
 
 
 def cpu_seconds_of(pids: Mapping[str, int]) -> dict[str, float]:
-    """The same of other processes; those that are gone are left out."""
+    """Returns the CPU seconds of other processes; those that are gone are left out."""
     found = {}
     for name, pid in pids.items():
         try:
@@ -48,7 +48,7 @@ def cpu_seconds_of(pids: Mapping[str, int]) -> dict[str, float]:
 
 
 def differences(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, float]:
-    """What was used between; a process that was replaced meanwhile is counted from zero."""
+    """Returns the use between; a process that was replaced meanwhile is counted from zero."""
     used = {}
     for name, value in after.items():
         earlier = before.get(name, 0.0)
@@ -70,7 +70,7 @@ def memory_of(pid: int) -> Memory:
 
 
 def server_pids(client: Client) -> dict[str, int]:
-    """The node, its writers, and its gateway if it has one."""
+    """Returns the node, its writers, and its gateway if it has one."""
     with client.admin() as admin:
         node = admin.describe_node()
     writers = {f"writer-{writer.writer}": writer.pid for writer in node.writers if writer.pid}
@@ -79,7 +79,7 @@ def server_pids(client: Client) -> dict[str, int]:
 
 
 def broker_pids(cluster: EmbeddedCluster) -> dict[str, int]:
-    """The processes of all brokers that run, by the broker's number and their kind."""
+    """Returns the processes of all brokers that run, by the broker's number and their kind."""
     found: dict[str, int] = {}
     for number, node in cluster.nodes.items():
         if not node.is_running:
