@@ -1,5 +1,6 @@
-"""How Spark finds the format "penstock" by itself: it imports every module whose name begins with
-`pyspark_` and takes its `DefaultSource`."""
+"""The module by which Spark finds the format "penstock" by itself.
+
+Spark imports every module whose name begins with `pyspark_` and takes its `DefaultSource`."""
 
 from __future__ import annotations
 

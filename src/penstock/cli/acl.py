@@ -29,7 +29,7 @@ Deny = Annotated[bool, typer.Option("--deny", help="An entry that denies, which 
 
 
 def make(settings: dict[str, Any]) -> typer.Typer:
-    """The command group."""
+    """Makes the command group."""
     app = typer.Typer(help="Show and change who may do what.", **settings)
     command(app, "list")(list_entries)
     command(app, "add")(add)

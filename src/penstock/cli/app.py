@@ -1,7 +1,7 @@
-"""The tree of commands, and the way into it.
+"""The tree of commands, and its entry point.
 
-A command's module is loaded when its name stands in the command line, so that `penstock produce`
-does not pay for the options of all others; `--help` and mistakes load all of them.
+A command's module is loaded when its name is in the command line. So `penstock produce` does not
+pay for the options of all others; `--help` and mistakes load all of them.
 """
 
 from __future__ import annotations
@@ -119,7 +119,8 @@ def bench(ctx: typer.Context) -> None:
 
 
 def make_app(names: Collection[str] | None = None) -> typer.Typer:
-    """The application with the commands of these names, or all; `version` and `bench` always."""
+    """Makes the application with the commands of these names, or all; `version` and `bench`
+    always."""
     app = typer.Typer(
         name="penstock",
         help="A distributed message queue at shared-memory speed.\n\nData goes to stdout, "
@@ -143,8 +144,8 @@ def make_app(names: Collection[str] | None = None) -> typer.Typer:
 
 
 def wanted(arguments: Sequence[str]) -> Collection[str] | None:
-    """The commands that a command line can mean: names have no abbreviations, so the one that is
-    meant stands in it as it is. None: all, to show them."""
+    """Returns the commands that a command line can mean: names have no abbreviations, so the one
+    that is meant is in it unchanged. None: all, to show them."""
     known = {*COMMANDS, *GROUPS, "version", "bench"}
     first = next((word for word in arguments if word in known or word in _HELP), None)
     return None if first is None or first in _HELP else known.intersection(arguments)
@@ -163,7 +164,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _tell_flags(arguments: Sequence[str]) -> None:
-    """What options of Kafka's commands are called here."""
+    """Names the options here for options of Kafka's commands."""
     from penstock.client.kafka_words import KAFKA_FLAGS
 
     for word in arguments:

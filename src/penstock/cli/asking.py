@@ -11,7 +11,8 @@ from penstock.core import errors as er
 
 
 def confirm(question: str, *, tries: bool = True) -> None:
-    """A yes from a terminal; elsewhere nobody can answer. `tries`: the command has --dry-run."""
+    """Asks for a yes at a terminal; elsewhere it raises, because nobody can answer. `tries`: the
+    command has --dry-run."""
     if not output.is_terminal(sys.stdin):
         options = "--yes (or --dry-run)" if tries else "--yes"
         raise er.ConfigError(f"{question} Nobody can be asked here: add {options}")

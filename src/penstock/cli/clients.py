@@ -14,7 +14,7 @@ from penstock.cli.topics import for_each
 
 
 def make(settings: dict[str, Any]) -> typer.Typer:
-    """The command group."""
+    """Makes the command group."""
     app = typer.Typer(help="Show what is attached to a node, and send clients away.", **settings)
     command(app, "list")(list_clients)
     command(app, "kick")(kick)

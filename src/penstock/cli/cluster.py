@@ -32,7 +32,7 @@ _PLACES = ("topic", "partition", "leader", "epoch", "replicas", "in_sync", "targ
 
 
 def make(settings: dict[str, Any]) -> typer.Typer:
-    """The command group."""
+    """Makes the command group."""
     app = typer.Typer(help="Show and change a cluster: who leads what, and where.", **settings)
     command(app, "describe")(describe)
     command(app, "health")(health)
@@ -207,7 +207,7 @@ def drain(
         str, typer.Option(metavar="TIME", help="How long to wait until it leads nothing.")
     ] = "30s",
 ) -> int:
-    """Before maintenance: have other in-sync replicas lead what a broker leads, and keep it so
+    """Let other in-sync replicas lead a broker's partitions, before maintenance, and keep it so
     until it comes back from its restart, or --undo."""
     until = time.monotonic() + values.seconds(wait)
     with env.admin() as admin:
@@ -248,7 +248,7 @@ def drain(
 
 
 def _is_hopeless(found: DrainStatus) -> bool:
-    """Whether waiting brings nothing: what is left has no other replica at all."""
+    """Returns whether waiting brings nothing: the partitions left have no other replica at all."""
     is_all_shown = found.stuck_partitions == len(found.stuck) == found.leads
     return is_all_shown and all(len(place.replicas) == 1 for place in found.stuck)
 
@@ -306,7 +306,7 @@ def _summary(found: ClusterDescription) -> str:
 
 
 def troubles(found: ClusterDescription) -> list[str]:
-    """What is not well, one line each; the last one tells of partitions, where it is about them."""
+    """Lists the faults, one line each; the last one tells of partitions, where it is about them."""
     said = []
     if found.controller < 0:
         said.append("no controller is active: most brokers of controller_quorum must be up")
@@ -352,7 +352,7 @@ def _write_places(env: Env, places: list[PartitionPlace]) -> None:
 
 
 def _write_unclean(places: list[PartitionPlace], count: int) -> None:
-    """What is told beside how things are: a partition goes on, and may miss something."""
+    """Writes the partitions that go on after an unclean election, and may miss records."""
     for place in places:
         if place.unclean is not None:
             output.write_line(_missing(place, place.unclean))

@@ -1,7 +1,7 @@
-"""What every command shares: common options, the way from an exception to an exit status.
+"""Shared parts of all commands: common options, and the exit status of each exception.
 
-A command is a function whose first parameter is an `Env`; `command` gives it the common options
-and runs it under the rules for errors, signals and closed pipes. Owns those rules and no command.
+A command is a function whose first parameter is an `Env`. `command` gives it the common options and
+runs it under the rules for errors, signals and closed pipes. Owns those rules and no command.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Body = Callable[..., "int | None"]
 
 
 class ExitCode(IntEnum):
-    """What a shell gets to see."""
+    """The exit status that a shell sees."""
 
     DONE = 0
     FAILED = 1
@@ -47,7 +47,7 @@ class ExitCode(IntEnum):
 
 
 class Format(StrEnum):
-    """How results are written to stdout."""
+    """The format of results on stdout."""
 
     text = "text"
     json = "json"
@@ -55,7 +55,7 @@ class Format(StrEnum):
 
 
 class Guarantee(StrEnum):
-    """What a group promises."""
+    """The guarantee of a group."""
 
     at_most_once = "at-most-once"
     at_least_once = "at-least-once"
@@ -88,11 +88,11 @@ class Env:
 
     @property
     def shows_progress(self) -> bool:
-        """Whether somebody watches: progress is only for a terminal."""
+        """Returns whether progress is shown: only at a terminal."""
         return not self.quiet and output.is_terminal(sys.stderr)
 
     def say(self, text: str) -> None:
-        """Narration: on stderr, never mixed with data."""
+        """Writes narration: on stderr, never mixed with data."""
         if not self.quiet:
             output.narrate(text)
 
@@ -117,7 +117,8 @@ class Env:
         return place_of(self.url)
 
     def admin(self) -> Admin:
-        """An admin of the node, without loading what only producers and consumers need."""
+        """Returns an admin of the node, without loading modules that only producers and consumers
+        need."""
         from penstock.client.admin.admin import Admin
 
         return Admin(
@@ -164,7 +165,7 @@ _COMMON: Final[dict[str, tuple[Any, Any]]] = {
 def with_common_options(
     body: Callable[..., None], own: list[inspect.Parameter]
 ) -> Callable[..., None]:
-    """`body(ctx, **options)` with a signature that shows the command its options."""
+    """Returns `body(ctx, **options)` with a signature that shows the command its options."""
     kind = inspect.Parameter.KEYWORD_ONLY
     parameters = [
         inspect.Parameter("ctx", kind, annotation=typer.Context),
@@ -180,7 +181,7 @@ def with_common_options(
 
 
 def command(app: typer.Typer, name: str, **settings: Any) -> Callable[[Body], Body]:
-    """Register a command. Its common options may stand before its name or behind it."""
+    """Registers a command. Its common options may be before its name or behind it."""
 
     def register(body: Body) -> Body:
         signature = inspect.signature(body, eval_str=True)
@@ -237,7 +238,7 @@ def guarded(env: Env, body: Callable[[], int | None]) -> int:
 
 
 def code_of(error: BaseException) -> ExitCode:
-    """The exit status of a command that failed with this error."""
+    """Returns the exit status of a command that failed with this error."""
     if isinstance(error, er.PenstockTimeout):
         return ExitCode.TIMEOUT
     if isinstance(error, er.ConfigError):
@@ -246,14 +247,14 @@ def code_of(error: BaseException) -> ExitCode:
 
 
 def complain(env: Env, message: str) -> None:
-    """One line about what went wrong; with -vv where it did."""
+    """Writes one line about the error; with -vv also the traceback."""
     if env.verbose >= 2:
         traceback.print_exc()
     output.narrate(f"penstock: {' '.join(message.split())}")
 
 
 def configure_logging(env: Env) -> None:
-    """The library's log on stderr: warnings, with -v more, with -q errors alone."""
+    """Sends the library's log to stderr: warnings, with -v more, with -q errors alone."""
     level = (logging.WARNING, logging.INFO, logging.DEBUG)[min(env.verbose, 2)]
     logging.basicConfig(
         level=logging.ERROR if env.quiet else level,

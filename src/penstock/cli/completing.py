@@ -4,8 +4,8 @@
     penstock __complete zsh|fish WORD... the words behind `penstock`, the last one unfinished
 
 The first line of the answer is `words` or `files` (then the shell offers file names), each further
-one a word, a tab and what it means. Topics come out of topics.json; only groups are asked for at
-the node, and without one there are none. Never complains: a wrong line has no completions.
+one a word, a tab and what it means. Topics come out of topics.json. Only groups are asked for at
+the node, and without one there are none. Never reports errors: a wrong line has no completions.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def answer(arguments: Sequence[str]) -> int:
     if found is None:
         sys.stdout.write("files\n")
         return 0
-    if shell == "bash":  # which replaces only what stands behind these
+    if shell == "bash":  # which replaces only the text behind these
         cut = max(words[-1].rfind(sign) for sign in "=:") + 1
         found = [(word[cut:], about) for word, about in found]
     lines = [f"{word}\t{' '.join(about.split())}" if about else word for word, about in found]
@@ -56,7 +56,7 @@ def answer(arguments: Sequence[str]) -> int:
 
 
 def split(line: str) -> list[str]:
-    """The words of an unfinished line; the last one is empty behind a space."""
+    """Returns the words of an unfinished line; the last one is empty behind a space."""
     lexer = shlex.shlex(line, posix=True, punctuation_chars=False)
     lexer.whitespace_split, lexer.commenters = True, ""
     words: list[str] = []
@@ -70,7 +70,7 @@ def split(line: str) -> list[str]:
 
 
 def complete(words: Sequence[str]) -> Words | None:
-    """What the last word could be; None: a file."""
+    """Returns the possible last words; None: a file."""
     *before, last = words
     line = _Line(before)
     if line.command is None:
@@ -143,7 +143,7 @@ class _Line:
         return [*found, ("--help", "Show the help of this command.")]
 
     def argument(self) -> Any:
-        """The argument that the next word is of."""
+        """Returns the argument that the next word is of."""
         arguments = self._params("argument")
         for position, argument in enumerate(arguments):
             if argument.nargs == -1 or position == self._given:
@@ -151,7 +151,7 @@ class _Line:
         return None
 
     def values_of(self, param: Any, start: str) -> Words | None:
-        """What an option or argument could be given; None: a file."""
+        """Returns the possible values of an option or argument; None: a file."""
         choices = _choices(param)
         if choices:
             return _matching(((choice, "") for choice in choices), start)
@@ -206,7 +206,7 @@ def _takes_value(option: Any) -> bool:
 
 
 def _choices(param: Any) -> list[str]:
-    """The members of an enumeration; typer keeps the annotation in one of two places."""
+    """Returns the members of an enumeration; typer keeps the annotation in one of two places."""
     kind = getattr(getattr(param, "type_descriptor", None), "annotation", None)
     if isinstance(kind, type) and issubclass(kind, Enum):
         return [str(member.value) for member in kind]
@@ -218,6 +218,6 @@ def _help(command: Any) -> str:
 
 
 def _nodes() -> Words:
-    """The nodes that have a socket."""
+    """Returns the nodes that have a socket."""
     names = sorted(path.stem for path in runtime_folder().glob("*.sock"))
     return [(f"shm://{name}", "") for name in names]

@@ -73,7 +73,7 @@ MARK: Final = "# Completion of penstock for "
 
 
 class Shell(StrEnum):
-    """What there is a script for."""
+    """The shells that have a script."""
 
     bash = "bash"
     zsh = "zsh"
@@ -127,7 +127,7 @@ def _shell_of_user() -> Shell:
 
 
 def _place_of(shell: Shell) -> Path:
-    """Where that shell looks for completions of its user's own."""
+    """Returns the folder where that shell looks for its user's own completions."""
     try:
         home = Path.home()
     except RuntimeError as error:
@@ -145,7 +145,8 @@ def _place_of(shell: Shell) -> Path:
 
 
 def _write(path: Path, text: str) -> str:
-    """Have this text there; what was done, in words. Raises `ConfigError` for a file of others."""
+    """Writes this text there; returns what was done, in words. Raises `ConfigError` for a file of
+    others."""
     try:
         before = path.read_text("utf-8", "replace") if path.exists() else None
         if before == text:

@@ -1,4 +1,4 @@
-"""What `penstock topic describe` shows: shared memory by way of an admin, and the files."""
+"""The output of `penstock topic describe`: shared memory by way of an admin, and the files."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def _write(
 
 
 def _moment(timestamp: int | None) -> str | None:
-    """To the second."""
+    """Returns the time to the second."""
     if timestamp is None:
         return None
     text = output.iso_time(timestamp)

@@ -1,7 +1,7 @@
-"""What is wrong with a node and its cluster, and what to do: the looks behind `penstock doctor`.
+"""Finds the faults of a node and its cluster, with advice: the checks behind `penstock doctor`.
 
-Looks by what others know: the node's own description, shared memory and `/proc` (on its host), the
-controller's image, groups. Owns the judgement and its bounds, and changes nothing.
+It reads the node's own description, shared memory and `/proc` (on its host), the controller's
+image, and groups. Owns the judgement and its bounds, and changes nothing.
 """
 
 from __future__ import annotations
@@ -87,7 +87,8 @@ class Diagnosis(msgspec.Struct):
 
 
 def diagnose(env: Env) -> Diagnosis:
-    """All looks, one after the other. Where no node answers only its host is left to look at."""
+    """Runs all checks, one after the other. Where no node answers only its host is left to
+    check."""
     from penstock.client.admin.admin import is_near
 
     found = Diagnosis()
@@ -255,7 +256,7 @@ def _transactions(admin: Admin) -> Complaints:
 
 
 def _waiting(admin: Admin, topic: str) -> list[str]:
-    """What readers of committed records do not get of it, by partition."""
+    """Lists the records, by partition, that readers of committed records do not get of it."""
     try:
         found = admin.describe_topic(topic)
     except er.UnknownTopicError:
@@ -268,7 +269,8 @@ def _waiting(admin: Admin, topic: str) -> list[str]:
 
 
 def judge_transaction(each: TransactionDescription, waiting: list[str]) -> Complaint:
-    """One that is open for long; `waiting`: partitions and how much of them it holds back."""
+    """Judges a transaction that is open for long; `waiting`: partitions and how much of them it
+    holds back."""
     if each.state == "staged":
         what = f"a stage of {each.transactional_id!r} (epoch {each.producer_epoch})"
         advice = (
@@ -294,7 +296,7 @@ def judge_transaction(each: TransactionDescription, waiting: list[str]) -> Compl
 
 
 def _groups(admin: Admin, node: NodeDescription | None) -> Complaints:
-    """`node`: where it is on this host."""
+    """Judges the groups. `node`: its description where it is on this host."""
     listed = admin.list_groups()
     stopped = _stopped_readers(node) if node is not None and listed else {}
     for each in listed[:GROUPS_MAX]:
@@ -321,7 +323,8 @@ def _stopped_readers(node: NodeDescription) -> dict[int, set[tuple[str, int]]]:
 def judge_group(
     group: GroupDescription, stopped: Mapping[int, Collection[tuple[str, int]]] = _NOBODY
 ) -> Complaints:
-    """What hinders a group that is behind. `stopped`: what consumers read whose process is."""
+    """Finds the cause of a group's lag. `stopped`: the partitions of consumers whose process is
+    stopped."""
     behind = [one for one in group.partitions if one.lag]
     if behind and not group.members:
         names = {(one.topic, one.partition) for one in behind}
@@ -361,8 +364,8 @@ def judge_group(
 
 
 def _uncommitted(group: GroupDescription, member: GroupMember, who: str) -> Complaints:
-    """Other guarantees commit by themselves. Only a note: it may have begun later than its log,
-    or be about to commit for the first time."""
+    """Notes a member that commits nothing by itself; other guarantees commit by themselves. It is
+    only a note: it may have begun later than its log, or be about to commit for the first time."""
     if group.guarantee != "manual":
         return
     parts = [one for one in group.partitions if one.member_id == member.member_id]

@@ -22,7 +22,7 @@ RECORD_MAX: Final = 1 << 26
 """No more bytes than this are gathered for one record; a reader expands no larger batch."""
 LENGTH: Final = struct.Struct("<I")
 NULL_LENGTH: Final = 0xFFFFFFFF
-"""A length that stands for a null value without bytes."""
+"""The length of a null value, which has no bytes."""
 
 HeaderPairs = tuple[tuple[str, "bytes | None"], ...]
 Refuse = Callable[[str], None]
@@ -40,7 +40,7 @@ class Given(NamedTuple):
 
 
 class Defaults(NamedTuple):
-    """What the command line says about every record."""
+    """The command line's fields for every record."""
 
     key: bytes | None = None
     headers: HeaderPairs | None = None
@@ -74,7 +74,7 @@ def split_lines(chunks: Iterable[bytes], refuse: Refuse) -> Iterator[bytes]:
 
 
 def from_lines(chunks: Iterable[bytes], defaults: Defaults, refuse: Refuse) -> Iterator[Given]:
-    """Each line a value, or key and value around the separator."""
+    """Yields each line as a value, or key and value around the separator."""
     key, headers, partition, separator, null = defaults
     for line in split_lines(chunks, refuse):
         value: bytes | None = line
@@ -90,7 +90,7 @@ def from_lines(chunks: Iterable[bytes], defaults: Defaults, refuse: Refuse) -> I
 
 
 def from_lengths(chunks: Iterable[bytes], defaults: Defaults, refuse: Refuse) -> Iterator[Given]:
-    """Values, each behind its length (u32, little-endian); all ones stand for a null."""
+    """Yields values, each behind its length (u32, little-endian); all ones mean a null."""
     held = bytearray()
     for chunk in chunks:
         held += chunk
@@ -120,8 +120,8 @@ def from_lengths(chunks: Iterable[bytes], defaults: Defaults, refuse: Refuse) ->
 class JsonRecord(msgspec.Struct):
     """A line of `--ndjson`, and of `consume --format json` (whose other fields are passed over).
 
-    Text stands for its UTF-8 bytes, or for base64 where `*_encoding` says so; any other JSON
-    stands for its own text.
+    Text means its UTF-8 bytes, or base64 where `*_encoding` says so; any other JSON means its own
+    text.
     """
 
     value: msgspec.Raw
@@ -139,7 +139,7 @@ class JsonRecord(msgspec.Struct):
 
 
 def from_json(chunks: Iterable[bytes], defaults: Defaults, refuse: Refuse) -> Iterator[Given]:
-    """Each line an object; empty lines are passed over."""
+    """Yields each line as an object; empty lines are passed over."""
     decoder = msgspec.json.Decoder(JsonRecord)
     for line in split_lines(chunks, refuse):
         if not line.strip():
@@ -186,7 +186,7 @@ def _plain(raw: msgspec.Raw, encoding: str | None) -> bytes | None:
 
 
 def _pairs(given: dict[str, str | None] | list[list[str | None]]) -> HeaderPairs:
-    """`{"name": "value"}`, or `[["name", "value"], ["name", "dmFsdWU=", "base64"]]`."""
+    """Reads `{"name": "value"}`, or `[["name", "value"], ["name", "dmFsdWU=", "base64"]]`."""
     entries: Iterable[Any] = given.items() if isinstance(given, dict) else given
     pairs: list[tuple[str, bytes | None]] = []
     for entry in entries:

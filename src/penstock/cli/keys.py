@@ -23,7 +23,7 @@ Data = Annotated[
 
 
 def make(settings: dict[str, Any]) -> typer.Typer:
-    """The command group."""
+    """Makes the command group."""
     app = typer.Typer(help="Make, list and revoke the keys of remote clients.", **settings)
     command(app, "create")(create)
     command(app, "list")(list_keys)
@@ -142,7 +142,7 @@ def trust(
     public: Annotated[str, typer.Argument(metavar="PUBLIC", help="The server's public key.")],
     only: Annotated[bool, typer.Option("--only", help="And no other one any more.")] = False,
 ) -> None:
-    """Have a client trust another key of its node beside the one it trusts. Clients that run read
+    """Make a client trust another key of its node beside the one it trusts. Clients that run read
     their file again when a broker does not have the key they expect."""
     from penstock.security import keys
 
@@ -151,8 +151,8 @@ def trust(
 
 
 def switch_server(env: Env, data: Data = None) -> None:
-    """Have the node use the server key that was prepared, from now on. Clients connect
-    again by themselves."""
+    """Make the node use the server key that was prepared, from now on. Clients connect again by
+    themselves."""
     from penstock.security import keys
 
     folder = _folder(env, data)
@@ -212,8 +212,8 @@ def trust_cluster(
         ),
     ] = None,
 ) -> None:
-    """Have brokers with FILE trust brokers with OTHER too, while the cluster's key is changed.
-    They read FILE when they start."""
+    """Make brokers with FILE trust brokers with OTHER too, while the cluster's key is changed. They
+    read FILE when they start."""
     from penstock.security import keys
 
     keys.trust_cluster_key(file, other)
@@ -221,7 +221,7 @@ def trust_cluster(
 
 
 def _folder(env: Env, data: Path | None) -> str:
-    """The data folder that is meant."""
+    """Returns the data folder that is meant."""
     if data is not None:
         return os.path.abspath(data)
     from penstock.ipc.paths import DEFAULT_NODE, default_data_folder, folder_of, parse_url

@@ -1,4 +1,4 @@
-"""What a command line names by MODULE:NAME."""
+"""Loads the object that a command line names by MODULE:NAME."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from penstock.core import errors as er
 
 
 def load(target: str, what: str) -> tuple[ModuleType, str, object]:
-    """The module, the name, and what has that name in it; None where nothing has. `what`: how a
-    target is to be given. Raises `ConfigError`, and what the module raises."""
+    """Returns the module, the name, and the object of that name in it; None without one. `what`:
+    the form of a target, for the error. Raises `ConfigError`, and what the module raises."""
     module, colon, name = target.partition(":")
     if not (module and colon and name):
         raise er.ConfigError(f"{target!r}: name {what}")

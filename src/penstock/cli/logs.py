@@ -27,7 +27,7 @@ _TEXT_MAX: Final = 200
 
 
 def make(settings: dict[str, Any]) -> typer.Typer:
-    """The command group."""
+    """Makes the command group."""
     app = typer.Typer(help="Look into partition folders without a node.", **settings)
     command(app, "dump")(dump)
     command(app, "verify")(verify)
@@ -77,7 +77,7 @@ def dump(
         int | None, typer.Option("-n", "--count", min=0, help="At most so many batches each.")
     ] = None,
 ) -> int:
-    """Show the batches of partitions as they stand in the files. Exits 1 where one is damaged."""
+    """Show the batches of partitions as they are in the files. Exits 1 where one is damaged."""
     from penstock.logcheck import find_partitions
 
     code = ExitCode.DONE
@@ -91,7 +91,7 @@ def dump(
 def _dump(
     env: Env, partition: CheckedPartition, start: int, count: int | None, records: bool
 ) -> bool:
-    """One partition; whether its segments could be read to their ends."""
+    """Shows one partition; returns whether its segments could be read to their ends."""
     from penstock.core.segment import Scan, Stop, list_segments, open_for_reading, segment_name
     from penstock.core.storage import Storage
 
@@ -164,7 +164,7 @@ def _batch_fields(head: BatchHeader) -> dict[str, Any]:
 
 
 def _control_fields(head: BatchHeader) -> dict[str, Any]:
-    """What a control batch does; nothing of any other."""
+    """Returns the fields of a control batch; none for any other."""
     from penstock.core import control
 
     if not control.is_control(head):
@@ -237,7 +237,7 @@ def _show_records(
 
 
 def _shown(data: bytes | None) -> str:
-    """Bytes on one line: null, or a Python literal without its b."""
+    """Returns bytes on one line: null, or a Python literal without its b."""
     if data is None:
         return "null"
     text = repr(data[:_TEXT_MAX])[1:]

@@ -1,5 +1,6 @@
-"""`penstock node`: what a node is, what it has, and how near it is to its bounds; its settings; an
-identity of its own for a copy of a data folder."""
+"""`penstock node`: shows a node and how near it is to its bounds, and changes it.
+
+It changes settings, and gives a copied data folder an identity of its own."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ SHM: Final = "/dev/shm"
 
 
 def make(settings: dict[str, Any]) -> typer.Typer:
-    """The command group."""
+    """Makes the command group."""
     app = typer.Typer(
         help="Show what a node is and has; change its settings; make a copied data folder a node "
         "of its own.",
@@ -81,7 +82,7 @@ def describe(env: Env) -> None:
 
 
 def _seen(url: str, node: NodeDescription) -> dict[str, Any]:
-    """What it says, and what is seen of it on its host."""
+    """Returns the node's own description, with what its host shows of it."""
     from penstock.observe.place import find_node
     from penstock.observe.report import Reporter
     from penstock.observe.sample import Observer
@@ -95,7 +96,7 @@ def _seen(url: str, node: NodeDescription) -> dict[str, Any]:
 
 
 def _told(url: str, node: NodeDescription) -> dict[str, Any]:
-    """What the node itself says, also to another host."""
+    """Returns the fields that the node itself reports, also to another host."""
     known = {"topics": node.topics, "partitions": node.partitions, "clients": node.clients,
              "lanes": node.lanes}  # fmt: skip
     return {

@@ -18,14 +18,14 @@ _UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
 def binary() -> BinaryIO:
-    """stdout as bytes. Raises `PenstockError` where the caller was started without one."""
+    """Returns stdout as bytes. Raises `PenstockError` where the caller was started without one."""
     if sys.stdout is None:
         raise PenstockError("standard output is closed: redirect it to a file, or to /dev/null")
     return sys.stdout.buffer
 
 
 def write_json(fields: object) -> None:
-    """One object on one line."""
+    """Writes one object on one line."""
     import msgspec
 
     binary().write(msgspec.json.encode(fields) + b"\n")
@@ -42,7 +42,7 @@ def write_columns(head: Sequence[str], rows: Iterable[Sequence[object]]) -> None
 
 
 def columns(head: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
-    """The lines of such a table, the head first."""
+    """Returns the lines of such a table, the head first."""
     texts = [[_cell(item) for item in row] for row in rows]
     is_number = [
         all(cell[:1].isdigit() or cell == "-" for cell in column)
@@ -71,7 +71,8 @@ def flush() -> None:
 
 
 def abandon() -> None:
-    """Nobody takes what is still buffered for stdout: let the interpreter's last flush succeed."""
+    """Drops the buffered output that no reader takes, so that the interpreter's last flush
+    succeeds."""
     if sys.stdout is None:
         return
     try:
@@ -83,7 +84,7 @@ def abandon() -> None:
 
 
 def narrate(text: str) -> None:
-    """A line on stderr; nothing where that is closed, since there is nobody to tell."""
+    """Writes a line on stderr; none where that is closed."""
     try:
         print(text, file=sys.stderr, flush=True)
     except OSError:
@@ -104,7 +105,7 @@ def iso_time(timestamp: int) -> str:
 
 
 def human_bytes(count: float) -> str:
-    """A size for people: three digits that matter, binary units."""
+    """Returns a size for people: three digits that matter, binary units."""
     for unit in _UNITS:
         if abs(count) < 1024 or unit == _UNITS[-1]:
             break
@@ -113,12 +114,12 @@ def human_bytes(count: float) -> str:
 
 
 def counted(count: int, noun: str) -> str:
-    """1 record, 2 records."""
+    """Returns text like 1 record, 2 records."""
     return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
 def human_count(count: float) -> str:
-    """A number for people: 7, 950, 12.3k, 1.02M."""
+    """Returns a number for people: 7, 950, 12.3k, 1.02M."""
     for unit in ("", "k", "M", "G"):
         if abs(count) < 999.5 or unit == "G":
             break
@@ -129,7 +130,7 @@ def human_count(count: float) -> str:
 
 
 def human_age(seconds: float | None) -> str:
-    """A time that has passed, for people: 0.4s, 12s, 3m20s, 2h05m, 3d04h."""
+    """Returns a time that has passed, for people: 0.4s, 12s, 3m20s, 2h05m, 3d04h."""
     if seconds is None:
         return "-"
     if seconds < 10:

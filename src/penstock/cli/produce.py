@@ -37,7 +37,7 @@ class Compression(StrEnum):
 
 
 class AckLevel(StrEnum):
-    """How far a record must get."""
+    """The durability that a record must reach."""
 
     ring = "0"
     appended = "1"
@@ -45,7 +45,7 @@ class AckLevel(StrEnum):
 
 
 class OnFull(StrEnum):
-    """What to do with records that come faster than they are taken."""
+    """The policy for records that come faster than they are taken."""
 
     block = "block"
     error = "error"
@@ -229,7 +229,7 @@ class Sending:
                 self._refuse(str(error), counted=True)
 
     def _chunks(self) -> Iterator[bytes]:
-        """stdin as it comes, until its end or a signal."""
+        """Yields stdin as it comes, until its end or a signal."""
         source = sys.stdin.fileno()
         while True:
             with self.stopper.interruptible():
@@ -248,7 +248,7 @@ class Sending:
             output.narrate(f"penstock: record {self.read}: {why}")
 
     def report(self) -> int:
-        """Tell the counts; the exit status."""
+        """Reports the counts; returns the exit status."""
         seconds = time.monotonic() - self.begun
         counts = self.producer.metrics()
         sent = counts["acknowledged"]
@@ -285,7 +285,7 @@ class Sending:
 
 
 def _cause(error: er.PenstockError) -> BaseException:
-    """The first delivery's own error, where a flush tells of several."""
+    """Returns the first delivery's own error, where a flush reports several."""
     if isinstance(error, er.DeliveryError) and error.failed:
         return error.failed[0][2]
     return error

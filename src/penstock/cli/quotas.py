@@ -21,7 +21,7 @@ ClientId = Annotated[
 
 
 def make(settings: dict[str, Any]) -> typer.Typer:
-    """The command group."""
+    """Makes the command group."""
     app = typer.Typer(help="Show and change quotas, and limits of namespaces.", **settings)
     command(app, "list")(list_quotas)
     command(app, "show")(show)
@@ -126,8 +126,8 @@ def limit(
         typer.Option(metavar="SIZE", help="Shared memory for its producers, at each broker."),
     ] = None,
 ) -> None:
-    """Bound what a namespace may have, in the place of its limits before. Where nothing is set, the
-    namespace of a key has its share."""
+    """Bound what a namespace may have, in place of its limits before. Without limits the namespace
+    of a key has its share."""
     from penstock.client.admin.access import LimitSetting
 
     with env.admin() as admin:

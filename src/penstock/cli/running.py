@@ -48,7 +48,7 @@ def run(
 
 
 def load(target: str) -> App:
-    """The app that MODULE:APP names. Raises `ConfigError`, and what the module raises."""
+    """Returns the app that MODULE:APP names. Raises `ConfigError`, and what the module raises."""
     from penstock.client.app.app import App
 
     loaded, name, found = load_named(target, "an app by MODULE:APP, such as billing:app")

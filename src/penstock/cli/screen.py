@@ -1,4 +1,4 @@
-"""How a report of `penstock top` looks: sections of aligned columns.
+"""The layout of a report of `penstock top`: sections of aligned columns.
 
 Owns the layout and the order of rows, and writes nothing itself.
 """
@@ -34,7 +34,7 @@ class Line(NamedTuple):
 
 
 def order(report: Report, by: str) -> None:
-    """Sort the rows in place: the busiest first, or by name."""
+    """Sorts the rows in place: the busiest first, or by name."""
 
     def of_log(row: LogRow) -> tuple[Any, ...]:
         first = {
@@ -55,7 +55,7 @@ def order(report: Report, by: str) -> None:
 
 
 def lines(report: Report, *, wide: bool) -> list[Line]:
-    """The whole report."""
+    """Returns the lines of the whole report."""
     found = [Line(_first(report), HEAD), Line(_second(report.total, report.consumers))]
     found += [Line(f"! {warning}", ALARM) for warning in report.warnings]
     if report.partitions:
@@ -71,7 +71,8 @@ def lines(report: Report, *, wide: bool) -> list[Line]:
 
 
 def fit(rows: list[Line], height: int) -> list[Line]:
-    """What of it a screen shows: the first rows of each section, and how many are left out."""
+    """Returns the rows that a screen shows: the first of each section, and how many are
+    left out."""
     if len(rows) <= height:
         return rows
     sections: list[list[Line]] = []

@@ -29,7 +29,7 @@ CONFIG_BYTES_MAX: Final = 1 << 20
 
 
 class LogFormat(StrEnum):
-    """How log lines are written."""
+    """The format of log lines."""
 
     text = "text"
     json = "json"
@@ -158,7 +158,7 @@ def serve(
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """The settings of a TOML file."""
+    """Reads the settings of a TOML file."""
     import tomllib
 
     try:
@@ -175,7 +175,7 @@ def read_config(path: Path) -> dict[str, Any]:
 
 
 def node_config(settings: dict[str, Any]) -> NodeConfig:
-    """A checked configuration from names as people write them."""
+    """Makes a checked configuration from names as people write them."""
     from dataclasses import fields
 
     from penstock.ipc.paths import DEFAULT_NODE, default_data_folder
@@ -203,7 +203,7 @@ def node_config(settings: dict[str, Any]) -> NodeConfig:
 
 
 def read_setting(name: str, text: str) -> float | str:
-    """A setting that is typed as a word: sizes and durations with their units."""
+    """Reads a setting that is typed as a word: sizes and durations with their units."""
     from dataclasses import fields
 
     from penstock.server.config import NodeConfig
@@ -217,7 +217,7 @@ def read_setting(name: str, text: str) -> float | str:
 
 
 def _read(field: str, text: str, kind: str) -> float:
-    """A setting of that type that was written in quotes."""
+    """Reads a setting of that type that was written in quotes."""
     from penstock.server.config import SHARES_OF_DISK
 
     if kind == "bool" or (kind.startswith("int") and field not in _SIZES):
@@ -228,7 +228,7 @@ def _read(field: str, text: str, kind: str) -> float:
 
 
 def _reset_logging() -> None:
-    """The node's own log lines, not the ones of a client."""
+    """Removes the log handlers of a client: the node writes its own log lines."""
     import logging
 
     for handler in list(logging.getLogger().handlers):
@@ -236,7 +236,7 @@ def _reset_logging() -> None:
 
 
 def _listens_at(node: NodeConfig) -> str:
-    """Where remote clients find it, with the real port."""
+    """Returns the address for remote clients, with the real port."""
     from penstock.server.node.data_folder import NODE_FILE, NODE_SCHEMA, NodeRecord, decode_document
 
     path = os.path.join(node.data_folder, NODE_FILE)

@@ -34,7 +34,8 @@ def headers_text(headers: Iterable[tuple[str, bytes | None]], null: bytes = b"")
 
 
 def compile_format(text: str, null: bytes = b"") -> Render:
-    """A function from records to bytes. `null` stands for keys and values that are null."""
+    """Returns a function from records to bytes. `null` is the text of keys and values that are
+    null."""
     fields: dict[str, Callable[[Record], bytes]] = {
         "t": lambda record: record.topic.encode(),
         "p": lambda record: b"%d" % record.partition,
@@ -72,7 +73,7 @@ def compile_format(text: str, null: bytes = b"") -> Render:
 
 
 def _text(data: bytes) -> tuple[str, bool]:
-    """UTF-8 text, or base64 and True."""
+    """Returns UTF-8 text, or base64 and True."""
     try:
         return data.decode(), False
     except UnicodeDecodeError:
@@ -80,9 +81,9 @@ def _text(data: bytes) -> tuple[str, bool]:
 
 
 def json_fields(record: Record) -> dict[str, Any]:
-    """A record as JSON: `timestamp` in microseconds; what is not UTF-8 as base64, marked by
-    `key_encoding`, `value_encoding`, and a third item in a header. `due`, `expires`, `priority` and
-    `dedup_id` of a record that has them."""
+    """Returns a record as JSON: `timestamp` in microseconds. Bytes that are not UTF-8 become
+    base64, marked by `key_encoding`, `value_encoding`, and a third item in a header. `due`,
+    `expires`, `priority` and `dedup_id` of a record that has them."""
     fields: dict[str, Any] = {
         "topic": record.topic,
         "partition": record.partition,

@@ -51,14 +51,14 @@ class FileFormat(StrEnum):
 
 
 class Encoding(StrEnum):
-    """How whole rows become values."""
+    """The encoding of whole rows as values."""
 
     json = "json"
     csv = "csv"
 
 
 class FindingKind(StrEnum):
-    """What an audit finds."""
+    """The kinds of findings of an audit."""
 
     lost = "lost"
     doubled = "doubled"
@@ -68,7 +68,7 @@ class FindingKind(StrEnum):
 
 
 def make(settings: dict[str, Any]) -> typer.Typer:
-    """The command group."""
+    """Makes the command group."""
     app = typer.Typer(
         help="Jobs on Spark (pip install 'penstock[spark]', and Java 17 or newer). Each may be run "
         "again at any time: it goes on, or finds nothing to do.",
@@ -85,7 +85,7 @@ def make(settings: dict[str, Any]) -> typer.Typer:
 
 @contextmanager
 def running(env: Env, name: str, master: str | None, conf: list[str]) -> Iterator[SparkSession]:
-    """Spark for one command; ended with it, unless it was there before."""
+    """Yields Spark for one command; ends it then, unless it was there before."""
     from penstock.spark.sessions import QUIET, is_running, session
 
     is_own = not is_running()
@@ -220,7 +220,7 @@ def audit(
 
 
 def tell_audit(env: Env, found: Audit) -> None:
-    """One row for each partition, then what was found, then the sum."""
+    """Shows one row for each partition, then the findings, then the sum."""
     env.write_rows(
         (
             *("topic", "partition", "acked", "found", "expired", "unsure"),
@@ -261,7 +261,7 @@ def rollup(
     master: Master = None,
     conf: Conf = [],  # noqa: B006 - typer copies it
 ) -> None:
-    """Throughput, sizes, lag and drops of topics by window, as Parquet and as a picture."""
+    """Write throughput, sizes, lag and drops of topics by window, as Parquet and as a picture."""
     seconds = values.seconds(window)
     with running(env, "rollup", master, conf) as spark:
         from penstock.spark.jobs import rollup as run
@@ -308,7 +308,7 @@ def hot_keys(
     master: Master = None,
     conf: Conf = [],  # noqa: B006 - typer copies it
 ) -> None:
-    """Which keys crowd a partition, and suffixes that would spread them."""
+    """Show which keys crowd a partition, and suffixes that would spread them."""
     with running(env, "hot-keys", master, conf) as spark:
         from penstock.spark.jobs import hot_keys as run
 
@@ -320,7 +320,7 @@ def hot_keys(
 
 
 def tell_hot_keys(found: HotKeys) -> None:
-    """The keys, what to do about them, and what partitions hold then."""
+    """Shows the keys, the advice about them, and the records of partitions then."""
     share = max(found.records, 1)
     output.write_columns(
         ("KEY", "PARTITION", "RECORDS", "BYTES", "SHARE"),

@@ -62,14 +62,15 @@ def sql(
 
 
 def hint(error: Exception) -> str:
-    """What DuckDB does not say: a column of every topic is named by a word of SQL."""
+    """Adds the hint that DuckDB lacks: a column of every topic is named by a word of SQL."""
     if 'at or near "offset"' not in str(error):
         return ""
     return ' (offset is a word of SQL: write the column as "offset", in double quotes)'
 
 
 def pages(connection: Any) -> Iterator[tuple[list[str], Sequence[Sequence[Any]]]]:
-    """Names and rows of a result, a page at a time; a result without rows is one empty page."""
+    """Yields names and rows of a result, a page at a time; a result without rows is one
+    empty page."""
     names = [column[0] for column in connection.description or ()]
     rows = connection.fetchmany(PAGE)
     yield names, rows
@@ -86,7 +87,7 @@ def write(env: Env, names: list[str], rows: Sequence[Sequence[Any]]) -> None:
 
 
 def plain(item: Any) -> Any:
-    """An item as JSON has it: bytes as text, what has no JSON as its text."""
+    """Converts an item for JSON: bytes become text, and a type that JSON lacks becomes its text."""
     if isinstance(item, bytes):
         return item.decode("utf-8", "backslashreplace")
     if isinstance(item, list | tuple):

@@ -59,7 +59,7 @@ class Stopper:
             raise StoppedBySignal
 
     def stop(self, number: int = signal.SIGTERM) -> None:
-        """As if a signal had come. Async-signal-safe and callable from any thread."""
+        """Acts as if a signal had come. Async-signal-safe and callable from any thread."""
         self.requested = number
         with suppress(BlockingIOError):  # full of wishes already
             os.write(self._writer, b"!")
@@ -76,11 +76,11 @@ class Stopper:
             self._strikes = False
 
     def fileno(self) -> int:
-        """Readable once a stop is wanted."""
+        """Returns a descriptor that is readable once a stop is wanted."""
         return self._reader
 
     def wait(self, seconds: float) -> bool:
-        """Sleep; True at once when a stop is wanted."""
+        """Sleeps; returns True at once when a stop is wanted."""
         if not self.requested:
             poller = select.poll()
             poller.register(self._reader, select.POLLIN)

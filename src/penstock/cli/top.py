@@ -84,7 +84,7 @@ def _loop(
     once: bool,
     show: Callable[[Report], None],
 ) -> None:
-    """Report until a signal comes, or the node and its shared memory are gone for good."""
+    """Reports until a signal comes, or the node and its shared memory are gone for good."""
     budget = {"budget": ONCE_BUDGET} if once else {}
     before = reporter.take()
     while not stopper.wait(interval):
@@ -118,7 +118,7 @@ def _print(
 
 
 def _live(env: Env, reporter: Reporter, stopper: Stopper, interval: float, sort: Sort) -> None:
-    """One screen, drawn again each time."""
+    """Shows one screen, drawn again each time."""
     from rich.console import Console
     from rich.live import Live
     from rich.text import Text

@@ -2,10 +2,10 @@
 
     committed batch of FROM ──> one transaction: its records into TO, how far it is into progress
 
-How far a copy is stands in a compacted topic beside TO, as records of the same transactions: what
-was copied and how far that is count together or not, whatever ends the copy, and wherever FROM is.
-A copy that runs again fences the one before, writes a record of its own there and reads until it
-sees that: all that counted stands before it.
+A compacted topic beside TO holds the progress of a copy, as records of the same transactions. So
+the copied records and their progress count together or not, whatever ends the copy, and wherever
+FROM is. A copy that runs again fences the one before, writes a record of its own there and reads
+until it sees that: all progress that counted is before it.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ _KeyFile = Annotated[
 
 
 class _Place(msgspec.Struct, frozen=True):
-    """How far a copy is in a partition: its next offset, the leader epoch of what is before it."""
+    """The progress of a copy in a partition: its next offset, the leader epoch of the records
+    before it."""
 
     offset: int
     leader_epoch: int
@@ -122,7 +123,7 @@ def copy(
 
 
 def _run(env: Env, it: TopicCopy, reader: Consumer, stopper: Stopper, batch: int) -> bool:
-    """Whether all is copied; else a signal came."""
+    """Returns whether all is copied; else a signal came."""
     from penstock.cli.stopping import StoppedBySignal
 
     total = sum(reader.lag().values())
@@ -143,7 +144,7 @@ def _run(env: Env, it: TopicCopy, reader: Consumer, stopper: Stopper, batch: int
 def _prepare(
     env: Env, a: Client, b: Client, source: str, target: str, name: str, *, by_key: bool
 ) -> str:
-    """See to the topics; their two ids, in one word."""
+    """Prepares the topics; returns their two ids, in one word."""
     from penstock.client.admin.topic_config import TopicConfig
 
     with a.admin(timeout=env.timeout) as here, b.admin(timeout=env.timeout) as there:
@@ -174,7 +175,8 @@ def _prepare(
 
 
 def _is_made(admin: Admin, name: str, config: TopicConfig) -> bool:
-    """Whether the topic was not there, so that it is made; who may not make it may use it."""
+    """Makes the topic if it is not there, and returns whether it did. A client without the right to
+    make topics may use one."""
     try:
         admin.describe_topic(name)
     except er.UnknownTopicError:
@@ -184,8 +186,8 @@ def _is_made(admin: Admin, name: str, config: TopicConfig) -> bool:
 
 @dataclass(slots=True)
 class TopicCopy:
-    """One run of a copy. `pair`: ids of both topics, since one that is made anew under its name is
-    another. `keeps`: each record stays in the partition of its number."""
+    """One run of a copy. `pair`: ids of both topics, since a topic that is made again under its
+    name is another one. `keeps`: each record stays in the partition of its number."""
 
     producer: TransactionalProducer
     source: str
@@ -196,7 +198,7 @@ class TopicCopy:
     records: int = 0
 
     def go_on(self, there: Client, reader: Consumer) -> None:
-        """Have the reader begin where the copy was ended."""
+        """Moves the reader to the place where the copy was ended."""
         for number, place in self._places(there).items():
             if (self.source, number) in reader.assignment():
                 epoch = place.leader_epoch if place.leader_epoch >= 0 else None
@@ -222,7 +224,7 @@ class TopicCopy:
         return f"{self.pair}-{partition}".encode()
 
     def _places(self, there: Client) -> dict[int, _Place]:
-        """How far the copy is, by partition."""
+        """Returns the progress of the copy by partition."""
         token = os.urandom(16)
         with self.producer.transaction():
             self.producer.send(self.name, token, key=FENCE, partition=0)
@@ -240,7 +242,7 @@ class TopicCopy:
         return found
 
     def _progress(self, there: Client, token: bytes) -> Iterator[tuple[bytes, bytes | None]]:
-        """What stands in the topic before that token, oldest first."""
+        """Yields the records of the progress topic before that token, oldest first."""
         with there.consumer(self.name, start="earliest", isolation="read-committed") as consumer:
             while batch := consumer.poll(timeout=READ_WITHIN):
                 for record in batch:

@@ -34,7 +34,7 @@ _CONFIG_HELP = (
 
 
 def make(settings: dict[str, Any]) -> typer.Typer:
-    """The command group."""
+    """Makes the command group."""
     app = typer.Typer(help="Create, show, change and delete topics.", **settings)
     command(app, "create")(create)
     command(app, "list")(list_topics)
@@ -225,7 +225,7 @@ def for_each(env: Env, names: Iterable[str], action: Callable[[str], None]) -> i
 
 
 def read_settings(given: Iterable[str]) -> dict[str, Any]:
-    """Topic settings from KEY=VALUE; an empty value is None, the default."""
+    """Reads topic settings from KEY=VALUE; an empty value is None, the default."""
     from penstock.client.admin.topic_config import DURATIONS, RATIOS, SETTABLE, WORDS
 
     settings = [name for name in SETTABLE if name != "partitions"]

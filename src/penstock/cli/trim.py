@@ -34,8 +34,8 @@ def trim(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would go.")] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
 ) -> None:
-    """Delete the oldest records of a topic. Consumers that stand below get OffsetOutOfRangeError,
-    or what their on_out_of_range says."""
+    """Delete the oldest records of a topic. Consumers that are below get OffsetOutOfRangeError, or
+    what their on_out_of_range says."""
     place = values.place(before)
     with env.admin() as admin:
         if dry_run or not yes:

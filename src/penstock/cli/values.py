@@ -34,7 +34,7 @@ _ESCAPES: Final = {
 
 
 def size(text: str) -> int:
-    """Bytes: 1048576, 64KiB, 64k (binary), 64KB (decimal), 1.5GiB."""
+    """Reads bytes: 1048576, 64KiB, 64k (binary), 64KB (decimal), 1.5GiB."""
     match = _NUMBER.fullmatch(text.strip())
     unit = _SIZES.get(match[2].lower()) if match else None
     if match is None or unit is None:
@@ -43,7 +43,7 @@ def size(text: str) -> int:
 
 
 def seconds(text: str) -> float:
-    """Seconds: 30, 1.5, 250ms, 5m, 1h, 7d."""
+    """Reads seconds: 30, 1.5, 250ms, 5m, 1h, 7d."""
     match = _NUMBER.fullmatch(text.strip())
     unit = _DURATIONS.get(match[2]) if match else None
     if match is None or unit is None:
@@ -54,7 +54,7 @@ def seconds(text: str) -> float:
 
 
 def setting(key: str, value: object) -> str:
-    """A topic's setting as people type it: nothing for none, durations with their unit."""
+    """Returns a topic's setting as people type it: nothing for none, durations with their unit."""
     from penstock.client.admin.topic_config import DURATIONS
 
     if value is None:
@@ -63,7 +63,7 @@ def setting(key: str, value: object) -> str:
 
 
 def duration(seconds: float) -> str:
-    """The text that reads as `seconds`, to the microsecond: 7d, 90s, 250ms."""
+    """Returns the text that reads as `seconds`, to the microsecond: 7d, 90s, 250ms."""
     left = round(seconds * 1e6)
     for unit in ("d", "h", "m", "s", "ms"):
         count, rest = divmod(left, round(_DURATIONS[unit] * 1e6))
@@ -73,7 +73,7 @@ def duration(seconds: float) -> str:
 
 
 def ratio(text: str) -> float:
-    """A share of a whole: 0.5, 50%."""
+    """Reads a share of a whole: 0.5, 50%."""
     number = text.strip().removesuffix("%").strip()
     try:
         found = float(number)
@@ -83,7 +83,7 @@ def ratio(text: str) -> float:
 
 
 def place(text: str) -> Offset:
-    """Where to begin: start, end, 47, +2, -3 or @TIME (ISO 8601 or seconds since the epoch)."""
+    """Reads a place: start, end, 47, +2, -3 or @TIME (ISO 8601 or seconds since the epoch)."""
     from penstock.client.consumer.offsets import Offset
 
     if text in ("start", "earliest"):
@@ -105,7 +105,7 @@ def place(text: str) -> Offset:
 
 
 def moment_to_come(text: str) -> float:
-    """Seconds since the epoch: a duration from now (90d), a day or a time (ISO 8601)."""
+    """Reads seconds since the epoch: a duration from now (90d), a day or a time (ISO 8601)."""
     match = _NUMBER.fullmatch(text.strip())
     if match is not None and match[2] in _DURATIONS and match[2]:
         return time.time() + seconds(text)
@@ -139,7 +139,7 @@ def _moment(text: str, given: str) -> datetime | float:
 
 
 def headers(given: Iterable[str]) -> tuple[tuple[str, bytes | None], ...]:
-    """`name=value` each."""
+    """Reads `name=value` each."""
     pairs: list[tuple[str, bytes | None]] = []
     for text in given:
         name, separator, value = text.partition("=")
@@ -152,12 +152,12 @@ def headers(given: Iterable[str]) -> tuple[tuple[str, bytes | None], ...]:
 
 
 def as_bytes(text: str) -> bytes:
-    """An argument as the bytes that the shell passed."""
+    """Returns an argument as the bytes that the shell passed."""
     return text.encode("utf-8", "surrogateescape")
 
 
 def unescape(text: str) -> bytes:
-    r"""An argument with \n \t \r \0 \e \\ and \xHH replaced. Raises on any other escape."""
+    r"""Returns an argument with \n \t \r \0 \e \\ and \xHH replaced. Raises on any other escape."""
     raw = as_bytes(text)
     if raw.endswith(b"\\") and len(raw) - len(raw.rstrip(b"\\")) & 1:
         raise ConfigError(f"{text!r} ends in a lone backslash: write \\\\ for one")
@@ -177,7 +177,7 @@ def unescape(text: str) -> bytes:
 
 
 def assignments(given: Iterable[str]) -> dict[str, str]:
-    """`key=value` each, as a dict; a dash in a key counts as an underscore."""
+    """Reads `key=value` each, as a dict; a dash in a key counts as an underscore."""
     found: dict[str, str] = {}
     for text in given:
         key, separator, value = text.partition("=")

@@ -31,7 +31,7 @@ Partitions = Annotated[
 
 
 def make(settings: dict[str, Any]) -> typer.Typer:
-    """The command group."""
+    """Makes the command group."""
     app = typer.Typer(
         help="A producer and a consumer that print each event as a JSON line, with the names and "
         "fields of Kafka's VerifiableProducer and VerifiableConsumer.",
@@ -177,7 +177,7 @@ def _poll(reader: Consumer, stopper: Stopper, left: int | None) -> RecordBatch |
 
 
 def _check_topic(env: Env, topic: str) -> None:
-    """A topic that is not there is one error, and not one a message."""
+    """Checks the topic, so that a missing one is one error, and not one a message."""
     with env.admin() as admin:
         admin.describe_topic(topic)
 
