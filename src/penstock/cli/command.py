@@ -215,7 +215,7 @@ def merge(outer: Env | None, given: dict[str, Any]) -> Env:
 
 
 def guarded(env: Env, body: Callable[[], int | None]) -> int:
-    """Run a command's body; what it raises becomes one line on stderr and an exit status."""
+    """Runs a command's body; an exception becomes one line on stderr and an exit status."""
     configure_logging(env)
     try:
         code = body() or ExitCode.DONE

@@ -35,7 +35,7 @@ Words = list[tuple[str, str]]
 
 
 def answer(arguments: Sequence[str]) -> int:
-    """Write the completions of a line to stdout."""
+    """Writes the completions of a line to stdout."""
     shell, *words = arguments or [""]
     if shell == "bash":
         words = split(words[0] if words else "")[1:]

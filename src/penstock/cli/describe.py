@@ -22,7 +22,7 @@ RATES: Final = ("records", "bytes", "batches")
 def describe_topic(
     env: Env, admin: Admin, name: str, data_folder: str | None, sample: float
 ) -> None:
-    """Show one topic; `sample` is how long to count for its rates, 0 for none. `data_folder` None:
+    """Shows one topic; `sample` is how long to count for its rates, 0 for none. `data_folder` None:
     it is on another host."""
     topic = admin.describe_topic(name)
     rates: list[dict[str, float]] | None = None

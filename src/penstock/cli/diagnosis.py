@@ -74,7 +74,7 @@ class Diagnosis(msgspec.Struct):
         return not any(each.is_wrong for each in self.findings)
 
     def look(self, subject: str, found: Callable[[], Complaints]) -> None:
-        """Take in what a look finds. One that is refused is a finding, too."""
+        """Adds the findings of a check. A check that is refused is a finding, too."""
         try:
             self.findings += found()
             self.looked_at.append(subject)

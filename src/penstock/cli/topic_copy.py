@@ -205,7 +205,7 @@ class TopicCopy:
                 reader.seek(self.source, number, place.offset, leader_epoch=epoch)
 
     def take(self, batch: RecordBatch) -> None:
-        """Copy it, or, where that raises, nothing of it."""
+        """Copies a batch, or none of it where that raises."""
         send, target = self.producer.send, self.target
         with self.producer.transaction():
             for record in batch:

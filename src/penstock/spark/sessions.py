@@ -46,7 +46,7 @@ LOCAL_CONF: Final = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress
 def session(
     app: str = "penstock", master: str | None = None, conf: Mapping[str, object] | None = None
 ) -> SparkSession:
-    """The Spark session of this process, made if there is none yet.
+    """Returns the Spark session of this process, made if there is none yet.
 
     Args:
         app: the name it shows.

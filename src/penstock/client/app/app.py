@@ -96,7 +96,7 @@ class App(Closing):
         guarantee: AppGuarantee = "at-least-once",
         **options: Unpack[AppOptions],
     ) -> Callable[[Function], Function]:
-        """Register a handler of these topics' records, which stays the function it is.
+        """Registers a handler of these topics' records, which stays the function it is.
 
         Args:
             group: its workers are members of it, here and in other processes.
@@ -157,7 +157,7 @@ class App(Closing):
 
     # --- life ------------------------------------------------------------------------------------
     def run(self) -> None:
-        """Start, and stay until SIGTERM, SIGINT, `stop`, a failure, or the end of all workers.
+        """Starts, and stays until SIGTERM, SIGINT, `stop`, a failure, or the end of all workers.
 
         Raises the error of a handler whose policy is "stop", and what `close` raises. A second
         signal is a KeyboardInterrupt: nothing more is waited for. Signals are the main thread's.
@@ -171,7 +171,7 @@ class App(Closing):
                 self.close()
 
     def start(self) -> None:
-        """Connect, and start the workers. Raises what `penstock.connect` raises."""
+        """Connects, and starts the workers. Raises what `penstock.connect` raises."""
         if self._client is not None:
             raise er.ConfigError("the app runs already")
         if not self._subscriptions:
@@ -191,11 +191,11 @@ class App(Closing):
             )
 
     def stop(self) -> None:
-        """Have `run` end in order. Returns at once; from any thread, handler or signal handler."""
+        """Makes `run` end in order. Returns at once; from any thread, handler or signal handler."""
         self._events.put(True)
 
     def close(self) -> None:
-        """Stop the workers, once they have finished and committed what they have in hand.
+        """Stops the workers, once they have finished and committed what they have in hand.
 
         Raises the first failure of a worker; `PenstockTimeout` after `stop_timeout`, naming what a
         handler still has in hand: that comes again.

@@ -151,7 +151,7 @@ class Consumer(Closing, Elsewhere):
 
     # --- assignment and positions ----------------------------------------------------------------
     def assign(self, partitions: Iterable[TopicPartition]) -> None:
-        """Read exactly these (topic, partition) pairs; the ones kept keep their positions."""
+        """Reads exactly these (topic, partition) pairs; the ones kept keep their positions."""
         run(self.assigning(partitions))
 
     def assigning_all(self, topics: Collection[str]) -> Waits[None]:
@@ -250,12 +250,12 @@ class Consumer(Closing, Elsewhere):
         return offset
 
     def seek_all(self, to: Start) -> dict[TopicPartition, int]:
-        """`seek` on every assigned partition."""
+        """Seeks on every assigned partition; returns the offset of each."""
         run(self.refreshing())
         return {name: run(self.seeking(*name, to)) for name in self._assigned}
 
     def pause(self, *partitions: TopicPartition) -> None:
-        """Fetch nothing of these partitions (none given: of all) until `resume`.
+        """Stops fetching from these partitions (none given: from all) until `resume`.
 
         Until then they are not looked at, wake nobody and hold nothing. What a poll has brought
         already is still handed out by iteration.
@@ -266,21 +266,21 @@ class Consumer(Closing, Elsewhere):
         self._published.pages()
 
     def resume(self, *partitions: TopicPartition) -> None:
-        """Go on with these partitions (none given: with all) where they were."""
+        """Goes on with these partitions (none given: with all) where they were."""
         for partition in self._named(partitions):
             partition.paused = False
         self._published.pages()
 
     # --- reading ---------------------------------------------------------------------------------
     def poll(self, max_records: int | None = None, timeout: float | None = 0.0) -> RecordBatch:
-        """Records that are there, or come within `timeout` seconds (None: wait for ever).
+        """Returns records that are there, or come within `timeout` seconds (None: waits for ever).
 
         Without `max_records` a poll brings up to about 256 KiB a partition, and `prefetch_bytes` in
-        all. Nothing there is an empty batch. From another host it brings what has come, and waits
-        up to 0.1 s beyond `timeout` for the first of what it knows to be there. Raises
+        all. Without records it is an empty batch. From another host it brings what has come, and
+        waits up to 0.1 s beyond `timeout` for the first of what it knows to be there. Raises
         `OffsetOutOfRangeError`, `LogTruncatedError`, `CorruptBatchError`, `UnknownTopicError`
-        (deleted), `NotConnectedError` (no node for `node_timeout`). An error of one partition is
-        raised with no other moved, and again until that one is sought elsewhere.
+        (deleted), `NotConnectedError` (no node for `node_timeout`). An error of one partition moves
+        no other, and comes again until `seek` moves that one.
         """
         batch = run(self.polling(max_records, timeout))
         self.brought()
@@ -532,7 +532,7 @@ class Consumer(Closing, Elsewhere):
         return shortened(where) or "of nothing yet: assign() partitions"
 
     def close(self) -> None:
-        """Give the attachment back. Batches already brought stay readable."""
+        """Gives the attachment back. Batches already brought stay readable."""
         if self.is_left:
             return
         self._closed = True

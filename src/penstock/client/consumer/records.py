@@ -337,7 +337,7 @@ class RecordBatch:
         return sum(chunk.values.nbytes for chunk in self.chunks)
 
     def to_numpy(self, dtype: npt.DTypeLike | None = None) -> dict[str, npt.NDArray[Any]]:
-        """One array a column: `partitions` int32[n], `offsets` int64[n], `timestamps`
+        """Returns one array a column: `partitions` int32[n], `offsets` int64[n], `timestamps`
         datetime64[us][n] (UTC), and `values`, which must all be of one width and not null.
 
         `values` are uint8[n, width], and with a `dtype` dtype[n] (dtype[n, k] if a value holds k of
@@ -354,13 +354,14 @@ class RecordBatch:
         }
 
     def to_arrow(self) -> pyarrow.Table:
-        """A `pyarrow.Table`, keys and values in place (`penstock.client.arrow.export` has the
-        columns). ImportError without pyarrow (`penstock[arrow]`)."""
+        """Returns a `pyarrow.Table`, keys and values in place (`penstock.client.arrow.export` has
+        the columns). Raises ImportError without pyarrow (`penstock[arrow]`)."""
         return _arrow().table(self.chunks, [chunk.topic for chunk in self.chunks])
 
     def __arrow_c_stream__(self, requested_schema: object = None) -> object:
-        """The batch for whatever speaks Arrow: `pyarrow.table(batch)`, `polars.DataFrame(batch)`,
-        DuckDB. The same columns as `to_arrow` has, and the same needs."""
+        """Exports the batch to libraries that read Arrow: `pyarrow.table(batch)`,
+        `polars.DataFrame(batch)`, DuckDB. The same columns as `to_arrow` has, and the same needs.
+        """
         reader = _arrow().reader(self.chunks, [chunk.topic for chunk in self.chunks])
         return reader.__arrow_c_stream__(requested_schema)
 

@@ -82,7 +82,7 @@ class Producer(Elsewhere, Shown):
         partition: int | None = None,
         **options: Unpack[RecordOptions],
     ) -> Delivery:
-        """Hand over one record; returns at once unless the producer's memory bound is reached.
+        """Hands over one record; returns at once unless the producer's memory bound is reached.
 
         Args:
             value: None is a tombstone.
@@ -132,7 +132,7 @@ class Producer(Elsewhere, Shown):
         timeout: float | None = None,
         **options: Unpack[RecordOptions],
     ) -> Receipt:
-        """Send one record without lingering and wait for its receipt (see `Delivery.result`)."""
+        """Sends one record without lingering and waits for its receipt (see `Delivery.result`)."""
         delivery = self.send(topic, value, key=key, headers=headers, partition=partition, **options)
         self.hurry(topic)
         return delivery.result(timeout)
@@ -152,7 +152,7 @@ class Producer(Elsewhere, Shown):
         partition: int | None = None,
         **work: Unpack[WorkOptions],
     ) -> BatchDelivery:
-        """Hand over many records with one call; they leave at once, in order.
+        """Hands over many records with one call; they leave at once, in order.
 
         The other columns are None or as long as `values`. Records are split into batches of at most
         `batch_bytes`, by partition of their keys unless `partition` is given. `delays`, `ats`,
@@ -178,7 +178,7 @@ class Producer(Elsewhere, Shown):
         headers_column: str | None = None,
         partition: int | None = None,
     ) -> BatchDelivery:
-        """Hand over every row of an Arrow stream; they leave at once, in order, as from
+        """Hands over every row of an Arrow stream; they leave at once, in order, as from
         `send_batch`.
 
         Args:
@@ -191,9 +191,9 @@ class Producer(Elsewhere, Shown):
             headers_column: list<struct<name, value>>, as batches of a consumer have it, or a map.
 
         Waits for room like `send` (`block_timeout`) as often as it takes. Raises TypeError for
-        columns of other types, ValueError for columns that are not there, what `send` raises, and
-        `PenstockError` where the stream itself fails; a note on the error says how many rows had
-        been handed over by then.
+        columns of other types, ValueError for columns that are not there, and what `send` raises.
+        Raises `PenstockError` where the stream itself fails; a note on the error says how many rows
+        had been handed over by then.
         """
         wanted = Wanted(value_column, key_column, timestamp_column, headers_column)
         self._ready()
@@ -201,7 +201,7 @@ class Producer(Elsewhere, Shown):
 
     # --- waiting ---------------------------------------------------------------------------------
     def flush(self, timeout: float | None = None) -> None:
-        """Send what is open and wait until everything sent so far is acknowledged.
+        """Sends what is open and waits until everything sent so far is acknowledged.
 
         Raises `PenstockTimeout` (nothing is given up by it), or `DeliveryError` for failed
         deliveries that nobody looked at.
@@ -235,7 +235,7 @@ class Producer(Elsewhere, Shown):
         return self._pipeline.state.producer_id
 
     def close(self, timeout: float | None = 30.0) -> None:
-        """Flush, then leave. Raises what `flush` raises; the producer is closed in any case."""
+        """Flushes, then leaves. Raises what `flush` raises; the producer is closed in any case."""
         if self._is_left:
             return
         try:
@@ -246,7 +246,7 @@ class Producer(Elsewhere, Shown):
             self._leave()
 
     def leave(self) -> None:
-        """Close without a flush: what is not acknowledged fails. Blocks for the thread's end."""
+        """Closes without a flush: unacknowledged records fail. Blocks for the thread's end."""
         if not self._pipeline.state.is_closed:
             self._leave()
 

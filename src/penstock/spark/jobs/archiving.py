@@ -64,7 +64,7 @@ def archive(
     keys: str | None = None,
     say: Say = silent,
 ) -> Archived:
-    """Write what is new in `topics` since the last run, from their beginning on at the first.
+    """Writes the new records of `topics` since the last run, from their beginning on at the first.
 
     Args:
         out: the folder; with the same one a later run goes on.

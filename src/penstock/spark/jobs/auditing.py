@@ -113,7 +113,7 @@ def audit(
     keys: str | None = None,
     say: Say = silent,
 ) -> Audit:
-    """Judge the log of `topics` (none: those that the ledgers name) by ledgers.
+    """Judges the log of `topics` (none: those that the ledgers name) by ledgers.
 
     Args:
         archive: a folder of `archive` that is read instead of the topics.

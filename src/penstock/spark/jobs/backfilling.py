@@ -104,7 +104,7 @@ def backfill(
     keys: str | None = None,
     say: Say = silent,
 ) -> Backfilled:
-    """Send each row of files (or folders, or patterns) to `topic`, once however often it is run.
+    """Sends each row of files (or folders, or patterns) to `topic`, once however often it is run.
 
     Args:
         format: of the files; None tells by their endings. CSV files begin with a line of names.

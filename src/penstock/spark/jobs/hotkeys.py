@@ -89,7 +89,7 @@ def hot_keys(
     keys: str | None = None,
     say: Say = silent,
 ) -> HotKeys:
-    """Count the records of each key of `topic`, and plan for those that crowd a partition.
+    """Counts the records of each key of `topic`, and plans for those that crowd a partition.
 
     Args:
         top: keys that the report shows, and that a plan may split, at most.

@@ -32,7 +32,7 @@ def needs_matplotlib() -> None:
 
 
 def draw(rows: Sequence[Row], file: str, window: float) -> None:
-    """Write the picture of a table to a PNG."""
+    """Writes the picture of a table to a PNG."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

@@ -63,13 +63,13 @@ def rollup(
     keys: str | None = None,
     say: Say = silent,
 ) -> RolledUp:
-    """Write the table on `topics` to the folder `out`, in place of the one that is there.
+    """Writes the table on `topics` to the folder `out`, in place of the one that is there.
 
     Args:
         window: seconds.
         png: a local file for the picture, which needs matplotlib.
         groups: consumer groups whose unread records are counted.
-        ledgers: files with what producers say of their sends.
+        ledgers: files with producers' reports of their sends.
         keys: the client's key file, which is to be found at that path on every host.
 
     Raises `ConfigError`, `SparkJobError`.

@@ -37,7 +37,7 @@ def snapshot(
     keys: str | None = None,
     say: Say = silent,
 ) -> Snapshot:
-    """Write the latest value of each key of `topics` to the folder `out`, in place of the table
+    """Writes the latest value of each key of `topics` to the folder `out`, in place of the table
     that is there. Columns as the source has them, by topic. `keys`: the client's key file, which is
     to be found at that path on every host.
     """
