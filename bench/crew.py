@@ -166,7 +166,7 @@ class Crew:
             before = found
             with _opened(place.stacks) as file:
                 found = file.read()
-        return f"{name} stands here:\n{found}"
+        return f"{name} is here:\n{found}"
 
     def close(self) -> None:
         """Ends every member."""

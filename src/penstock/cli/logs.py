@@ -128,7 +128,7 @@ def _dump(
                 detail = f" ({scan.detail})" if scan.detail else ""
                 output.narrate(
                     f"penstock: {partition.name} {segment_name(base)}: at byte {scan.position}, "
-                    f"where offset {scan.offset} should begin, stands {scan.stop.value}{detail}"
+                    f"where offset {scan.offset} should begin: {scan.stop.value}{detail}"
                 )
         finally:
             storage.close(fd)

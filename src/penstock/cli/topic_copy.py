@@ -169,7 +169,7 @@ def _prepare(
         if len(kept.partitions) != 1 or kept.settings["cleanup"] != "compact":
             raise er.ConfigError(
                 f"topic {name!r} cannot tell how far a copy is: it needs one partition and "
-                "cleanup=compact; make it anew, or choose another --name"
+                "cleanup=compact; create it again, or choose another --name"
             )
     return f"{known.topic_id}-{found.topic_id}"
 

@@ -233,7 +233,7 @@ class _Check:
             "segment",
             segment_name(base),
             scan.position,
-            f"the log goes on at offset {following}, but at offset {scan.offset} stands "
+            f"the log goes on at offset {following}, but at offset {scan.offset} the file has "
             f"{scan.stop.value}{detail}",
         )
 
@@ -258,7 +258,7 @@ class _Check:
             "tail",
             segment_name(base),
             scan.position,
-            f"behind offset {scan.offset} stands {scan.stop.value}{detail}, with "
+            f"behind offset {scan.offset} the file has {scan.stop.value}{detail}, with "
             f"{behind.end - scan.position} bytes{lost}: {advice}",
             note=self._is_live and not known,
         )
@@ -273,7 +273,7 @@ class _Check:
                 "point",
                 POINT_FILE,
                 None,
-                f"offset {offset} stands at byte {position}, the point says {point.position}",
+                f"offset {offset} is at byte {position}, the point says {point.position}",
             )
 
     def _check_start(self) -> None:

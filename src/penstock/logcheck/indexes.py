@@ -68,7 +68,7 @@ class IndexCheck:
                     os.path.basename(self._paths[0]),
                     number * ENTRY_BYTES,
                     f"entry {number} says offset {offset} at byte {at} and time {time} for offset "
-                    f"{again}; at byte {position} stands offset {base}, the newest time is "
+                    f"{again}; at byte {position} is offset {base}, the newest time is "
                     f"{self._newest}",
                 )
             self._wanted = next(self._entries, None)

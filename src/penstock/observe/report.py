@@ -490,7 +490,7 @@ def _warnings(sample: Sample, rows: list[LogRow]) -> list[str]:
     found = []
     node = sample.node
     if node is None:
-        found.append("the node is gone: nothing is supervised, numbers stand still")
+        found.append("the node is gone: nothing is supervised, numbers do not change")
     elif node.state == STOPPED:
         found.append(f"the node (pid {node.pid}) is stopped: `kill -CONT {node.pid}` lets it go on")
     for writer in sample.writers:

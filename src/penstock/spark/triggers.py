@@ -105,7 +105,7 @@ def _went_on(name: str, place: Place, span: Span, diverged: int | None) -> tuple
     offset = place.offset
     if offset < span.start:
         return span.start, (
-            f"{name}: the query is to go on at offset {offset}, but retention took what stands "
+            f"{name}: the query is to go on at offset {offset}, but retention took what lies "
             f"below {span.start}"
         )
     if diverged is not None and diverged < offset:

@@ -139,8 +139,8 @@ class App(Closing):
     # --- sending ---------------------------------------------------------------------------------
     @property
     def producer(self) -> Producer:
-        """Within a handler its worker's, whose records are delivered before the commit; elsewhere
-        one for all threads."""
+        """Returns, within a handler, the producer of its worker, which delivers before the commit.
+        Elsewhere it is one for all threads."""
         worker: Worker | None = getattr(self._local, "worker", None)
         if worker is not None:
             return worker.producer

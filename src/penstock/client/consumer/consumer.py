@@ -488,7 +488,9 @@ class Consumer(Closing, Elsewhere):
         except er.PenstockError as error:
             if not error.retriable:
                 raise
-            logger.info("nobody tells how partitions stand now, going by what is known: %s", error)
+            logger.info(
+                "no broker reports the partitions now, going by their last known state: %s", error
+            )
 
     # --- what others see -------------------------------------------------------------------------
     def paging(self, session: Session, timeout: float) -> Waits[dict[TopicPartition, int]]:

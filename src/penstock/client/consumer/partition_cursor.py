@@ -249,9 +249,7 @@ class AssignedPartition:
         except er.CorruptBatchError as error:
             # Rule 11: what looks broken may be a segment that retention took away meanwhile.
             if self.offset >= page.log_start:
-                raise self._damaged(
-                    error, "penstock log verify shows what stands behind"
-                ) from error
+                raise self._damaged(error, "penstock log verify shows what lies behind") from error
             found = []
         if self.offset < page.log_start:
             raise below_start(self, self.offset, page.log_start)

@@ -50,7 +50,7 @@ COUNTED: Final = ("connects", "reconnects", "failed_connects", "bytes_sent", "by
 
 
 class User(Protocol):
-    """For whom the connections are."""
+    """The owner of the connections, which hears of their events."""
 
     @property
     def identity(self) -> bytes | None:

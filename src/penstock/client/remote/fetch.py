@@ -129,8 +129,8 @@ class FetchCursors:
         self._move(lambda reading: reading.branch is branch, now)
 
     def led_otherwise(self, now: float) -> None:
-        """Leaders have changed. Those whose partition is led by nobody stay: the one before knows
-        better, or ends them."""
+        """Moves cursors after a change of leaders. Those of a partition without a leader stay: the
+        broker before knows better, or ends them."""
         leader = self._brokers.leader
 
         def is_moved(reading: _Reading) -> bool:
