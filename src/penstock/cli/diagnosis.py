@@ -364,8 +364,9 @@ def judge_group(
 
 
 def _uncommitted(group: GroupDescription, member: GroupMember, who: str) -> Complaints:
-    """Notes a member that commits nothing by itself; other guarantees commit by themselves. It is
-    only a note: it may have begun later than its log, or be about to commit for the first time."""
+    """Notes a member with guarantee manual that has read and committed nothing; other guarantees
+    commit by themselves. It is only a note: it may have begun later than its log, or be about to
+    commit for the first time."""
     if group.guarantee != "manual":
         return
     parts = [one for one in group.partitions if one.member_id == member.member_id]

@@ -116,7 +116,8 @@ def admin_of(address: NodeAddress) -> Admin:
 
 
 def forget() -> None:
-    """Closes all clients of this process, once no task wants them any more."""
+    """Closes all clients and admins of this process, for callers that know that no task
+    wants them."""
     with _lock:
         mine = [place for place in _clients if place[0] == os.getpid()]
         for place in [place for place in _admins if place[0] == os.getpid()]:

@@ -107,7 +107,7 @@ class Planner:
 
     # --- where to begin and to end ---
     def initial(self) -> Positions:
-        """Returns the begin of a stream."""
+        """Returns the positions where a stream begins."""
         now = self.view(must_be=True)
         offsets = self._resolved(self._options.starting, now, is_start=True)
         return _positions(offsets, now)

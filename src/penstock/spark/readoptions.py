@@ -65,7 +65,7 @@ class SourceTopics:
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """The begin or end of reading. `option` is the option that set it. `offsets` may hold `LATEST`
+    """The start or end of reading. `option` is the option that set it. `offsets` may hold `LATEST`
     and `EARLIEST`; `time` is for all partitions, `times` for each, in milliseconds."""
 
     option: str

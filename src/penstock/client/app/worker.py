@@ -290,8 +290,8 @@ class Worker:
 
     # --- commits ---------------------------------------------------------------------------------
     def _on_change(self, partitions: list[TopicPartition]) -> None:
-        """Commits before partitions go. After they came it commits their begin, so that a crash
-        does not move "latest" on."""
+        """Commits before partitions go. After they came it commits where they begin, so that a
+        crash does not move "latest" on."""
         self._commit()
 
     def _commit(self) -> None:

@@ -90,7 +90,7 @@ class RequestRouter:
         self._tell = say
         self._open_lane = open_lane
         self.is_known = False
-        """Whether a coordinator has answered: from then on it has to see its client."""
+        """Whether a coordinator has answered, which then has to see its client alive."""
         self._requests: deque[msgspec.Struct] = deque()
         self._request: msgspec.Struct | None = None
         self._round: _Round | None = None
