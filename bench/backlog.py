@@ -1,10 +1,10 @@
 """Compares throughput with and without a backlog of gigabytes: the same run, in pairs.
 
-A producer appends while a consumer reads as many records, which are `gb` gigabytes before the end;
-so the backlog has the same size all the time. The run without one is the same with the consumer at
+A producer appends while a consumer reads as many records, which are `gb` gigabytes before the end.
+So the backlog has the same size all the time. The run without one is the same with the consumer at
 the end. Both take turns on one node, so that other load of the machine meets both.
 
-The backlog is made of rounds by the same producer role, each with its warm-up and its ends, so the
+The backlog is made of rounds by the same producer role, each with its warm-up and its ends. So the
 consumer's account is as exact as in any throughput run.
 """
 

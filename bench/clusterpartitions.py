@@ -1,8 +1,8 @@
 """Many partitions on several brokers: seconds to create, lead again and start, and memory.
 
-It measures the seconds to make them, to lead them again when a broker or the controller dies, and
-to start on them, and the memory of every process. Each partition gets a record, committed; in the
-end all of them are read again: missing ones are counted as lost.
+It measures the seconds to make them, and to lead them again when a broker or the controller dies.
+It measures the seconds to start on them, and the memory of every process. Each partition gets a
+record, committed; in the end all of them are read again: missing ones are counted as lost.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Groups: the time of a rebalance, of a failover to another member, and the rate of commits.
 
-It measures how long a rebalance takes and which members it holds up, how soon another member goes
-on with a dead one's records, and how many commits a second there are. A producer sends to every
-partition in turn at a steady rate, each value carrying the time. Members are threads of a few
-processes, since a hundred interpreters would measure the starting of interpreters.
+It measures how long a rebalance takes and which members it holds up. It measures how soon another
+member goes on with a dead one's records, and how many commits a second there are. A producer sends
+to every partition in turn at a steady rate, each value carrying the time. Members are threads of a
+few processes, since a hundred interpreters would measure the starting of interpreters.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A latency run: one record after the other at a steady rate, timed from producer to consumer.
 
-Times count from the moment a record was *due* by the schedule, so that a stall shows in every
-record that it held up, and not only in the one that was under way (no coordinated omission). They
-are given from the actual send as well. Both clocks are CLOCK_MONOTONIC of one host.
+Times count from the moment a record was *due* by the schedule. So a stall shows in every record
+that it held up, and not only in the one that was under way (no coordinated omission). They are
+given from the actual send as well. Both clocks are CLOCK_MONOTONIC of one host.
 """
 
 from __future__ import annotations

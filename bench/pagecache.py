@@ -1,5 +1,4 @@
-"""The speed at which this machine writes into its page cache: the yardstick beside every
-throughput.
+"""The speed of writes into the page cache: the yardstick beside every throughput.
 
 It makes the same system calls as a segment: `pwrite` of batch-sized buffers to a new file in the
 same folder, which grows by 4 MiB steps of `posix_fallocate`. One buffer is written again and again,

@@ -1,8 +1,8 @@
 """The plots: points in, one PNG each. Never measures.
 
 All of them share one look: the title names what is measured, units are on the axes, lines carry
-their names, and the machine is below. Matplotlib is an extra (`pip install 'penstock[bench]'`) and
-is imported by `new_figure` only, without its global state.
+their names, the machine is below. Matplotlib is an extra (`pip install 'penstock[bench]'`). Only
+`new_figure` imports it, without its global state.
 """
 
 from __future__ import annotations

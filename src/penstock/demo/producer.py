@@ -1,8 +1,8 @@
 """The demo's producer process: `python -m penstock.demo.producer URL TOPIC LIMIT|all [ACKS]`.
 
-Each flight becomes a record: key is the aircraft's tail number (none where it is not known), value
-`NUMBER,CSV LINE`, where NUMBER counts the flights from 0. Waits for `go`, sends everything by
-per-record `send`, reports its progress, flushes, and reports its counts.
+Each flight becomes a record. The key is the aircraft's tail number (none where it is not known),
+the value `NUMBER,CSV LINE`, where NUMBER counts the flights from 0. Waits for `go`, sends
+everything by per-record `send`, reports its progress, flushes, and reports its counts.
 """
 
 from __future__ import annotations

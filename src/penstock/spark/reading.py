@@ -1,8 +1,8 @@
 """Reads a range of offsets of one partition in a task, as Arrow record batches.
 
 A task may run long after its range was planned. So it first checks that the topic is the same, the
-log too as far as leader epochs tell, and that all of the range is there. A difference is a
-`DataLossError`, or with `failOnDataLoss` false a warning, and the rest is read.
+log too as far as leader epochs tell, and the range whole. A difference is a `DataLossError`, or
+with `failOnDataLoss` false a warning, and the rest is read.
 """
 
 from __future__ import annotations
