@@ -46,6 +46,7 @@ _HOMES = {
     "TransactionDescription": "client.transactions.listing",
     "TransactionalProducer": "client.transactions.producer",
     "Job": "client.share.jobs",
+    "Retry": "client.retry.policy",
     "ShareConsumer": "client.share.consumer",
     "Stage": "client.transactions.stages",
     "StagesOutcome": "client.transactions.stages",
@@ -115,6 +116,7 @@ __all__ = [
     "RecordBatch",
     "RecordTooLargeError",
     "ResourceLimitError",
+    "Retry",
     "ShareConsumer",
     "Stage",
     "StageDecidedError",
@@ -152,6 +154,7 @@ if TYPE_CHECKING:
     from penstock.client.consumer.records import Record, RecordBatch
     from penstock.client.producer.delivery import BatchDelivery, BatchReceipt, Delivery, Receipt
     from penstock.client.producer.producer import Producer
+    from penstock.client.retry.policy import Retry
     from penstock.client.share.consumer import ShareConsumer
     from penstock.client.share.jobs import Job
     from penstock.client.sql import sql

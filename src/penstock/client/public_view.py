@@ -35,7 +35,7 @@ PUBLIC_NAMES: Final = {
         "Stage": f"{_PRODUCER} epoch give_up name transactional_id",
         "Consumer": f"{_CONSUMER} assign beginning_offsets end_offsets seek_all",
         "ShareConsumer": "ack_many close flush group member_id metrics poll",
-        "GroupConsumer": f"{_CONSUMER} commit committed group guarantee member_id rewind",
+        "GroupConsumer": f"{_CONSUMER} commit committed group guarantee member_id rewind run stop",
     }.items()
 }
 """By the name of a class, of this module's users and of `penstock.aio`."""

@@ -62,6 +62,8 @@ NOT_IN_A_LOOP: dict[type, dict[str, str]] = {
         "is_at_end": "for the loops over it",
         "is_disturbed": "for the loops over it",
         "loop_size": "for the loops over it",
+        "reads": "for who carries `run` out",
+        "running": "for who carries `run` out",
         "runs": "for the loops over it",
         "went_on": "for the loops over it",
         "known_lag": "`lag` there",

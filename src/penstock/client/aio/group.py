@@ -6,10 +6,12 @@ are carried out here, also those between two records of a loop.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from itertools import islice
+from typing import TYPE_CHECKING
 
 from penstock.client.aio.consumer import RUN, attached, checked
+from penstock.client.aio.retry import carry_out
 from penstock.client.aio.waits import Turns, WaitRunner
 from penstock.client.closing import AsyncClosing
 from penstock.client.consumer.consumer import END_POLL, Start
@@ -20,6 +22,10 @@ from penstock.client.consumer.records import Record
 from penstock.client.options import GroupOptions
 from penstock.client.remote.address import Place
 from penstock.core import errors as er
+
+if TYPE_CHECKING:
+    from penstock.client.aio.producer import Producer
+    from penstock.client.retry.policy import Retry
 
 
 class GroupConsumer(AsyncClosing):
@@ -112,6 +118,23 @@ class GroupConsumer(AsyncClosing):
         """Let the loop wait for what the next plain call would block for."""
         if self._core.is_disturbed:
             await self._carrier.carry(self._core.attending())
+
+    async def run(
+        self,
+        handler: Callable[..., object],
+        *,
+        retry: Retry,
+        producer: Producer | None = None,
+    ) -> None:
+        """Call `handler` for each record, and await what it returns, until `stop`: see
+        `penstock.GroupConsumer.run`. Signals are the program's:
+        `loop.add_signal_handler(signal.SIGTERM, consumer.stop)`. Cancelled, it leaves the record in
+        hand, which comes again."""
+        await carry_out(*self._core.running(handler, retry, producer), self._carrier)
+
+    def stop(self) -> None:
+        """Have `run` end, once the record in hand is done. Returns at once."""
+        self._core.stop()
 
     # --- offsets ---------------------------------------------------------------------------------
     async def commit(self, what: Committed | None = None) -> None:

@@ -19,12 +19,9 @@ from __future__ import annotations
 
 import logging
 import queue
-import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from types import FrameType
+from collections.abc import Callable
 from typing import Any, Final, TypeVar, Unpack
 
 from penstock.client.app.handler import Handler, place_of
@@ -34,6 +31,7 @@ from penstock.client.closing import Closing
 from penstock.client.options import AppOptions
 from penstock.client.producer.delivery import Delivery
 from penstock.client.producer.producer import Producer
+from penstock.client.stop_signals import stopped_by_signals
 from penstock.client.transport import Keys, Transport
 from penstock.client.validation import as_spelt, check_names, check_range, telling_options
 from penstock.core import errors as er
@@ -42,7 +40,6 @@ logger = logging.getLogger("penstock.app")
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
-SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 GUARANTEES: Final = ("at-least-once", "at-most-once")
 STOP_TIMEOUT: Final = 25.0
 """Below the 30 s that Kubernetes waits before it kills."""
@@ -162,7 +159,7 @@ class App(Closing):
         Raises the error of a handler whose policy is "stop", and what `close` raises. A second
         signal is a KeyboardInterrupt: nothing more is waited for. Signals are the main thread's.
         """
-        with self._signals():
+        with stopped_by_signals(self.stop):
             try:
                 self.start()
                 while self._events.get() is False and not self._is_over():
@@ -246,27 +243,6 @@ class App(Closing):
         return any(worker.failure is not None for worker in self._workers) or all(
             worker.is_done for worker in self._workers
         )
-
-    @contextmanager
-    def _signals(self) -> Iterator[None]:
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        came = False
-
-        def on_signal(number: int, frame: FrameType | None) -> None:
-            nonlocal came
-            if came:
-                raise KeyboardInterrupt
-            came = True
-            self.stop()
-
-        before = {number: signal.signal(number, on_signal) for number in SIGNALS}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
 
 
 def _works(worker: Worker) -> str:

@@ -29,6 +29,7 @@ from penstock.core import errors as er
 from penstock.ipc.sharing import CondemnedRecord
 
 if TYPE_CHECKING:
+    from penstock.client.admin.admin import Admin
     from penstock.core.columns import HeaderList
 
 logger = logging.getLogger("penstock.consumer")
@@ -215,10 +216,8 @@ class DeadLetterWriter:
         if record is None:
             self._producer.send_and_wait(to, None, headers=headers)
             return True
-        added = (*headers, (PREFIX + "timestamp", b"%d" % record.timestamp))
-        self._producer.send_and_wait(
-            to, record.value, key=record.key, headers=_joined(record.headers, added)
-        )
+        told_of = with_story(record.headers, headers, record.timestamp)
+        self._producer.send_and_wait(to, record.value, key=record.key, headers=told_of)
         return True
 
     def _read(self, letter: DeadRecord) -> Record | None:
@@ -247,15 +246,20 @@ class DeadLetterWriter:
         from penstock.client.admin.admin import Admin  # rare
 
         with Admin(self._socket, client_id=self._client_id) as admin:
-            try:
-                if topic not in admin.list_topics():
-                    admin.create_topic(topic, if_not_exists=True)
-            except er.PenstockError as error:
-                raise er.GroupError(
-                    f"the topic {topic!r} for dead letters is not there, and cannot be made: "
-                    f"{error}; create it, allow this client to, or name another by dead_letters="
-                ) from error
+            make_dead_letter_topic(admin, topic)
         self._made.add(topic)
+
+
+def make_dead_letter_topic(admin: Admin, topic: str) -> None:
+    """Create it where there is none. Raises `GroupError`, which says what to do."""
+    try:
+        if topic not in admin.list_topics():
+            admin.create_topic(topic, if_not_exists=True)
+    except er.PenstockError as error:
+        raise er.GroupError(
+            f"the topic {topic!r} for dead letters is not there, and cannot be made: "
+            f"{error}; create it, allow this client to, or name another by dead_letters="
+        ) from error
 
 
 def headers_of(letter: DeadRecord, group: str) -> HeaderList:
@@ -277,6 +281,11 @@ def headers_of(letter: DeadRecord, group: str) -> HeaderList:
         "history": json.dumps(history, ensure_ascii=False),
     }
     return tuple((PREFIX + name, text.encode()) for name, text in fields.items())
+
+
+def with_story(own: HeaderList, story: HeaderList, timestamp: int) -> HeaderList:
+    """The headers of a dead letter: the record's own, and those of `headers_of`."""
+    return _joined(own, (*story, (PREFIX + "timestamp", b"%d" % timestamp)))
 
 
 def _joined(own: HeaderList, added: HeaderList) -> HeaderList:

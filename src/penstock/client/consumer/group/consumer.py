@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from penstock.client import api_hints, fork_safety, process_exit
 from penstock.client.closing import Closing
@@ -37,6 +37,12 @@ from penstock.core import errors as er
 from penstock.ipc import coordination as co
 from penstock.ipc.doorbell import Backoff
 from penstock.ipc.waits import Waits, run
+
+if TYPE_CHECKING:
+    from penstock.client.app.handler import Handler
+    from penstock.client.producer.producer import Producer
+    from penstock.client.retry.policy import Retry
+    from penstock.client.retry.steps import Steps
 
 logger = logging.getLogger("penstock.consumer")
 
@@ -108,6 +114,8 @@ class GroupConsumer(Closing, api_hints.Elsewhere):
              "stale_commits", "skipped", "skipped_claims", "refused_claims", "claims_ahead"), 0,
         )  # fmt: skip
         self._closed = False
+        self._made_with = {**reading, "place": socket, "topics": topics, "pattern": pattern}
+        self.stopping = False  # `run` is to end
         self._out: GroupBatch | None = None  # in the caller's hands
         self._is_rewinding = False  # a rewind has had no answer yet
         self._fresh: list[TopicPartition] = []  # of which nothing is committed yet
@@ -487,6 +495,42 @@ class GroupConsumer(Closing, api_hints.Elsewhere):
 
     def known_lag(self) -> dict[TopicPartition, int]:
         return self._reader.known_lag()
+
+    # --- a handler -------------------------------------------------------------------------------
+    def run(
+        self, handler: Callable[..., object], *, retry: Retry, producer: Producer | None = None
+    ) -> None:
+        """Call `handler` for each record, until SIGTERM, SIGINT or `stop`, or the ends that
+        `follow=False` means. What it raises for is tried again later, by way of retry topics, and
+        becomes a dead letter in the end, so that it holds up no other record: see `Retry`.
+
+        `producer`: what the handler sends by. It is flushed before commits; exactly-once it has a
+        `transactional_id`, and commits. The handler takes what that of an `App` takes. Signals are
+        the main thread's; a second one is a KeyboardInterrupt.
+        """
+        from penstock.client.retry.blocking import carry_out  # few do
+
+        carry_out(*self.running(handler, retry, producer), self.stop)
+
+    def running(self, function: Any, retry: Any, producer: Any) -> tuple[Handler, Steps[None]]:
+        """`run`, with its steps left to another one."""
+        from penstock.client.retry.runner import steps_of
+
+        return steps_of(self, function, retry, producer, self._made_with, self._counts)
+
+    def stop(self) -> None:
+        """Have `run` end, once the record in hand is done. Returns at once; from any thread,
+        handler or signal handler."""
+        self.stopping = True
+
+    def reads(self, name: TopicPartition) -> bool:
+        return name in self._reader.partitions
+
+    def reading_also(self, topics: Sequence[str]) -> Waits[None]:
+        """Read these from their start, too."""
+        self._reader.from_start.update(topics)
+        self._member.subscribe([*self._topics, *topics])
+        yield from self._member.joining()
 
     # --- life ------------------------------------------------------------------------------------
     @property

@@ -73,6 +73,11 @@ class GroupMembership:
                     "Admin.reset_offsets()"
                 )
 
+    def subscribe(self, topics: Sequence[str]) -> None:
+        """To these; the next request joins with them, as the same member."""
+        self._join = msgspec.structs.replace(self._join, topics=[*topics])
+        self._session = None
+
     def own(self, owned: Iterable[co.Owned]) -> None:
         """From now on these, and no others."""
         named = {(one.topic, one.partition): one for one in owned}

@@ -12,6 +12,7 @@ from typing import Any
 
 from penstock.client.consumer.consumer import Consumer
 from penstock.client.consumer.iteration import HandOut
+from penstock.client.consumer.offsets import Offset
 from penstock.client.consumer.partition_cursor import AssignedPartition, TopicPartition
 from penstock.client.consumer.records import Chunk
 from penstock.client.remote.address import Place
@@ -35,6 +36,8 @@ class GroupReader(Consumer):
         self.stands: Callable[[TopicPartition], int] | None = None
         """Where its owner stands, if that claims ahead of it and never goes back."""
         self.notice = UNSEEN
+        self.from_start: set[str] = set()
+        """Topics that begin at their start, whatever `start` says."""
         self._suspects: list[AssignedPartition] = []
         super().__init__(socket, (), **options)
         self._counts.update(deleted=0, truncated=0)
@@ -70,7 +73,8 @@ class GroupReader(Consumer):
             partition = self._partition(name, one.topic_id, one.page)
             if one.offset == NO_OFFSET:
                 epoch = partition.page.leader_epoch
-                partition.jump((yield from partition.resolving(self._start, self._logs())), epoch)
+                start = Offset.earliest() if one.topic in self.from_start else self._start
+                partition.jump((yield from partition.resolving(start, self._logs())), epoch)
                 fresh.append(name)
             else:
                 partition.jump(one.offset, one.leader_epoch)
