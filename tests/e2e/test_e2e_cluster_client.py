@@ -419,6 +419,45 @@ def test_workers_do_each_job_once_when_any_broker_dies(
         assert admin.describe_share_group("working").lag == 0
 
 
+def test_retries_and_dead_letters_are_kept_when_a_broker_dies(
+    cluster: Cluster, client: penstock.Client
+) -> None:
+    topic = cluster.create_topic(partitions=3)
+    done: set[int] = set()
+    killed = threading.Event()
+
+    def handle(record: penstock.Record) -> None:
+        number = int(record.value or b"")
+        if number == 150 and not killed.is_set():
+            killed.set()
+            cluster.kill([2])
+        tries = int(dict(record.headers).get("penstock.retry.deliveries") or b"1")
+        if number % 100 == 7 or (number % 10 == 3 and tries == 1):
+            raise RuntimeError("no such customer")
+        done.add(number)
+
+    with client.producer(acks="all") as producer:
+        producer.send_batch(topic, numbers(300))
+    consumer = client.consumer(topic, group=topic)
+    dead = {7, 107, 207}
+
+    def stop() -> None:
+        try:
+            wait_until(lambda: len(done) == 297 and consumer.metrics()["dead_letters"] >= 3, 60.0)
+        finally:
+            consumer.stop()
+
+    waiter = threading.Thread(target=stop)
+    waiter.start()
+    consumer.run(handle, retry=penstock.Retry(max=2, backoff=(0.0, 0.05)))
+    waiter.join()
+    consumer.close()
+    assert done == {*range(300)} - dead
+    cluster.start([2])
+    with client.consumer(f"{topic}.dlq", follow=False) as letters:
+        assert {int(letter.value or b"") for letter in letters} == dead
+
+
 def test_a_transaction_goes_on_over_the_death_of_its_coordinator(
     cluster: Cluster, client: penstock.Client
 ) -> None:

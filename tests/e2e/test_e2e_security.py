@@ -30,6 +30,7 @@ from penstock.ipc import messages as ms
 from penstock.ipc import operating as op
 from penstock.ipc import sharing as sh
 from penstock.security import keys
+from penstock.testing import drain, produce
 
 
 @pytest.fixture(scope="module")
@@ -339,6 +340,40 @@ def test_the_real_clients_say_what_is_denied(world: World) -> None:
         client.producer() as producer,
     ):
         producer.send("public.news", b"now").result(45)
+
+
+def test_a_run_with_retries_says_which_topic_it_may_not_make_and_what_it_needs(
+    world: World,
+) -> None:
+    file, url = world.key("clerk"), world.broker.tcp_url
+    world.broker.create_topic("bills")
+    world.allow("clerk allow read topic bills", "clerk allow read group clerk")
+    policy = penstock.Retry(max=1, backoff=(0.0,))
+    tries: list[penstock.Record] = []
+
+    def refuse(record: penstock.Record) -> None:
+        tries.append(record)
+        if len(tries) == 2:
+            consumer.stop()
+        raise ValueError
+
+    with penstock.connect(url, keys=file, transport="tcp") as client:
+        consumer = client.consumer("bills", group="clerk")
+        with pytest.raises(penstock.GroupError, match=r"bills\.retry\.clerk\.1.*cannot be made"):
+            consumer.run(refuse, retry=policy)
+        world.broker.create_topic("bills.retry.clerk.1")
+        world.allow("clerk allow read topic bills.retry.clerk.*")
+        with pytest.raises(penstock.GroupError, match=r"'bills\.dlq' for dead letters"):
+            consumer.run(refuse, retry=policy)
+        world.broker.create_topic("bills.dlq")
+        world.allow("clerk allow write topic bills.dlq")
+        produce(world.broker, "bills", [b"1"])
+        with pytest.raises(penstock.AccessDeniedError, match="may not write"):
+            consumer.run(refuse, retry=policy)
+        tries.clear()  # it comes again
+        world.allow("clerk allow write topic bills.retry.clerk.*")
+        consumer.run(refuse, retry=policy)
+    assert [record.value for record in drain(world.broker, "bills.dlq")] == [b"1"]
 
 
 def test_who_reads_says_how_far_he_is_and_moves_no_members(world: World) -> None:

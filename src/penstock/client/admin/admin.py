@@ -505,3 +505,9 @@ def is_near(admin: Admin) -> bool:
     """Whether its node is on this host, so that its files and processes can be looked at."""
     session = admin._session
     return session.far is None or session.welcome.boot_id == boot_id()
+
+
+def found(admin: Admin, topic: str) -> ms.TopicInfo:
+    """What is known of a topic without a look at its partitions, whose brokers may be away. Raises
+    `UnknownTopicError`."""
+    return admin._find(topic)

@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from penstock.client.app.handler import DecodeError, Handler, place_of
+from penstock.client.app.known_errors import KnownErrors
 from penstock.client.backoff import Retries
 from penstock.client.consumer.group.options import check_group_name
 from penstock.client.consumer.partition_cursor import TopicPartition
@@ -120,8 +121,7 @@ class Worker:
         self._producer: Producer | None = None
         self._runner: asyncio.Runner | None = None
         self._is_committing = True
-        self._told: set[object] = set()
-        """Errors that were skipped with a traceback: as many as lines fail."""
+        self._told = KnownErrors()
         self._commit_at = 0.0
         self._claim = 1
         """Records to claim next, at most once."""
@@ -256,7 +256,7 @@ class Worker:
             if told.on_error == "stop" or not _is_records(error):
                 raise
             self.counts["skipped"] += 1
-            shows = self._is_new(error) or logger.isEnabledFor(logging.INFO)
+            shows = self._told.is_new(error) or logger.isEnabledFor(logging.INFO)
             logger.error(
                 "group %s: %s failed at %s, which is skipped: %r",
                 told.group, told.handler.name, place_of(record), error,
@@ -265,18 +265,6 @@ class Worker:
             return True
         self.counts["handled"] += 1
         return True
-
-    def _is_new(self, error: Exception) -> bool:
-        """Returns whether no error of this kind was logged for this line: a traceback each is a
-        flood."""
-        place = error.__traceback__
-        while place is not None and place.tb_next is not None:
-            place = place.tb_next
-        where = None if place is None else (place.tb_frame.f_code.co_filename, place.tb_lineno)
-        known, name = self._told, (type(error).__qualname__, where)
-        is_new = name not in known
-        known.add(name)
-        return is_new
 
     def _leave(self, record: Record) -> None:
         """Goes back to the record, so that later commits do not cover it."""

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 from penstock.client.app.handler import DecodeError, place_of
+from penstock.client.app.known_errors import KnownErrors
 from penstock.client.consumer.records import Record
 from penstock.client.producer.delivery import Delivery
 from penstock.client.producer.producer import Producer
@@ -63,6 +64,7 @@ class Forwarder:
         self._counts = counts
         self._producer: Producer | None = None
         self._waiting: list[Delivery] = []
+        self._told = KnownErrors()
 
     def open(self, place: Place, client_id: str) -> None:
         """With a producer of its own."""
@@ -103,11 +105,12 @@ class Forwarder:
         to = None if self._topics.letters is None else self._topics.letters[failed.source]
         sent = None if to is None else self._dead(failed, to, send)
         self._counts["dead_letters"] += 1
+        shows = self._told.is_new(error) or logger.isEnabledFor(logging.INFO)
         logger.error(
             "group %s: %s failed at %s, try %d%s: %s",
             self._group, self._name, where, tries,
             ", and nothing is kept of it" if to is None else f", a dead letter in {to} now",
-            told_of(error), exc_info=error,
+            told_of(error), exc_info=error if shows else None,
         )  # fmt: skip
         return sent
 

@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any, Final, Protocol
 
+from penstock.client.admin.admin import Admin
 from penstock.client.app.handler import Handler
 from penstock.client.consumer.group.consumed import Committed, GroupBatch
 from penstock.client.consumer.group.run_length import RunPace
@@ -111,8 +112,6 @@ class RetryLoop:
             yield BlockStep(self._forwarder.close)
 
     def _open(self, place: Place, client_id: str) -> None:
-        from penstock.client.admin.admin import Admin  # once a run
-
         with Admin(place, client_id=client_id) as admin:
             self._topics.make(admin)
         if self._consumer.guarantee != "exactly-once":

@@ -11,16 +11,14 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
+from penstock.client.admin.admin import Admin, found
 from penstock.client.admin.topic_config import TopicConfig
 from penstock.client.retry.policy import LEVELS_MAX, Retry
 from penstock.client.share.dead_letters import make_dead_letter_topic
 from penstock.client.share.options import dead_letter_topics
 from penstock.core import errors as er
-
-if TYPE_CHECKING:
-    from penstock.client.admin.admin import Admin
 
 _PLACES: Final = {"{topic}": ".+", "{group}": ".+", "{level}": "[0-9]+"}
 _OF_SOURCE: Final = ("replication_factor", "min_insync_replicas", "durability", "retention")
@@ -94,11 +92,11 @@ class RetryTopics:
         return list(self.partitions)
 
     def _like(self, admin: Admin, source: str) -> TopicConfig:
-        found = admin.describe_topic(source)
-        same = {name: found.settings[name] for name in _OF_SOURCE}
-        if found.settings["cleanup"] == "compact":
+        there = found(admin, source)
+        same = {name: getattr(there.settings, name) for name in _OF_SOURCE}
+        if there.settings.cleanup == "compact":
             same["retention"] = None  # which it does not apply
-        return TopicConfig(partitions=len(found.partitions), **same)
+        return TopicConfig(partitions=len(there.pages), **same)
 
     def _make(self, admin: Admin, name: str, level: Level, like: TopicConfig) -> None:
         made_of = like
@@ -114,15 +112,15 @@ class RetryTopics:
             ) from error
 
     def _check(self, admin: Admin, name: str, number: int) -> None:
-        found = admin.describe_topic(name)
-        self.partitions[name] = len(found.partitions)
+        there = found(admin, name)
+        self.partitions[name] = len(there.pages)
         delay = self._retry.levels[self._retry.level_of(number) - 1]
-        if found.settings["cleanup"] != "delete":
+        if there.settings.cleanup != "delete":
             raise er.ConfigError(
-                f"the retry topic {name!r} has cleanup={found.settings['cleanup']!r}, by which "
+                f"the retry topic {name!r} has cleanup={there.settings.cleanup!r}, by which "
                 "records of a key would go that wait for their retry: set cleanup='delete'"
             )
-        kept = found.settings["retention"]
+        kept = there.settings.retention
         if kept is not None and kept <= delay:
             raise er.ConfigError(
                 f"the retry topic {name!r} keeps records for {kept:g} s (retention), and they wait "
