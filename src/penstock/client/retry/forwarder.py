@@ -22,10 +22,9 @@ from penstock.client.remote.address import Place
 from penstock.client.retry.policy import Retry
 from penstock.client.retry.story import RetryStory, copied_headers, own_headers
 from penstock.client.retry.topics import RetryTopics
-from penstock.client.share.dead_letters import DeadRecord, headers_of, with_story
+from penstock.client.share.dead_letters import DeadRecord, with_story
 from penstock.client.share.jobs import told_of
 from penstock.core import errors as er
-from penstock.core.columns import HeaderList
 from penstock.core.work import WorkFields
 from penstock.ipc.sharing import CondemnedRecord
 
@@ -129,20 +128,20 @@ class Forwarder:
             return send(to, record.value, headers=least, **options)
 
     def _dead(self, failed: FailedRecord, to: str, send: Send) -> Any:
-        record, story = failed.record, failed.story
-        own = own_headers(record)
+        record, own = failed.record, own_headers(failed.record)
 
-        def headers(story: RetryStory) -> HeaderList:
+        def sent(story: RetryStory) -> Any:
             told = CondemnedRecord(
                 b"", story.partition, story.offset, story.deliveries, story.failures
             )
-            letter = headers_of(DeadRecord(story.topic, told), self._group)
-            return with_story(own, letter, story.timestamp)
+            letter = DeadRecord(story.topic, told)
+            headers = with_story(own, letter, self._group, story.timestamp)
+            return send(to, record.value, key=record.key, headers=headers)
 
         try:
-            return send(to, record.value, key=record.key, headers=headers(story))
+            return sent(failed.story)
         except er.RecordTooLargeError:
-            return send(to, record.value, key=record.key, headers=headers(story.shortened()))
+            return sent(failed.story.shortened())
 
     # --- what is under way ---
     def flush(self) -> Exception | None:

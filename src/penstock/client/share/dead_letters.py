@@ -216,7 +216,7 @@ class DeadLetterWriter:
         if record is None:
             self._producer.send_and_wait(to, None, headers=headers)
             return True
-        told_of = with_story(record.headers, headers, record.timestamp)
+        told_of = with_story(record.headers, letter, self._group, record.timestamp)
         self._producer.send_and_wait(to, record.value, key=record.key, headers=told_of)
         return True
 
@@ -283,9 +283,10 @@ def headers_of(letter: DeadRecord, group: str) -> HeaderList:
     return tuple((PREFIX + name, text.encode()) for name, text in fields.items())
 
 
-def with_story(own: HeaderList, story: HeaderList, timestamp: int) -> HeaderList:
-    """The headers of a dead letter: the record's own, and those of `headers_of`."""
-    return _joined(own, (*story, (PREFIX + "timestamp", b"%d" % timestamp)))
+def with_story(own: HeaderList, letter: DeadRecord, group: str, timestamp: int) -> HeaderList:
+    """The headers of a dead letter: the record's own, and what tells of it."""
+    added = (*headers_of(letter, group), (PREFIX + "timestamp", b"%d" % timestamp))
+    return _joined(own, added)
 
 
 def _joined(own: HeaderList, added: HeaderList) -> HeaderList:
