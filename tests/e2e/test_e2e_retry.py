@@ -302,6 +302,25 @@ def test_a_handler_that_stops_its_run_leaves_no_record_in_between(node: Broker, 
     assert values(node, f"{topic}.retry.{topic}.1") == [b"7"]
 
 
+def test_the_record_in_hand_comes_again_where_something_else_ends_the_run(
+    node: Broker, topic: str
+) -> None:
+    produce(node, topic, [b"0", b"1", b"2"])
+    seen: list[int] = []
+    with node.connect() as client, client.consumer(topic, group=topic, follow=False) as consumer:
+
+        def handle(number: int) -> None:
+            seen.append(number)
+            if len(seen) == 2:
+                raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            consumer.run(handle, retry=Retry())
+        consumer.run(handle, retry=Retry())
+    assert Counter(seen) == {0: 1, 1: 1, 2: 1} | {seen[1]: 2}
+    assert committed(node, topic)[topic] == 3
+
+
 def test_exactly_once_what_a_failed_handler_sent_does_not_count(node: Broker, topic: str) -> None:
     target = node.create_topic()
     produce(node, topic, [b"%d" % n for n in range(200)])

@@ -95,6 +95,8 @@ class RetryLoop:
         """Partitions that are paused, and until when (monotonic seconds)."""
         self._waited: dict[TopicPartition, int] = {}
         """The offset that each was paused for: it is due then, whatever the clock says."""
+        self._in_hand: Record | None = None
+        """What is not done yet."""
         self._pace = RunPace()
 
     def steps(self, place: Place, client_id: str) -> Steps[None]:
@@ -187,6 +189,7 @@ class RetryLoop:
                     elif not (yield from self._run(batch, rows)):
                         break
             except BaseException as error:
+                yield from self._leave()
                 yield from self._flush(batch, error)
                 raise
             yield from self._flush(batch)
@@ -199,14 +202,22 @@ class RetryLoop:
             if wait:
                 yield from self._later(at, wait)
                 return False
+            self._in_hand = at
             failed = yield from self._attempt(at)
             if failed is not None:
                 if self._forwarder.is_full:
                     yield from self._flush(batch)
                 yield BlockStep(partial(self._forwarder.put, failed))
+            self._in_hand = None
             if self._consumer.stopping:
                 return False
         return True
+
+    def _leave(self) -> Steps[None]:
+        """The record in hand comes again, also where this consumer goes on."""
+        at, self._in_hand = self._in_hand, None
+        if at is not None and self._consumer.reads((at.topic, at.partition)):
+            yield WaitStep(self._consumer.seeking(at.topic, at.partition, at.offset))
 
     def _flush(self, batch: GroupBatch, cause: BaseException | None = None) -> Steps[None]:
         """Have acknowledged what was copied of a batch, and what its handler sent. Else the batch
