@@ -508,6 +508,6 @@ def is_near(admin: Admin) -> bool:
 
 
 def found(admin: Admin, topic: str) -> ms.TopicInfo:
-    """What is known of a topic without a look at its partitions, whose brokers may be away. Raises
-    `UnknownTopicError`."""
+    """The topic as the node knows it, without a look at its partitions: their brokers may be away.
+    Raises `UnknownTopicError`."""
     return admin._find(topic)

@@ -51,7 +51,7 @@ class FailedRecord(NamedTuple):
 
 
 class Forwarder:
-    """See the module. `name`: the handler's, for the log."""
+    """Writes copies and dead letters. `name`: the handler's, for the log."""
 
     def __init__(
         self, retry: Retry, topics: RetryTopics, group: str, name: str, counts: dict[str, int]

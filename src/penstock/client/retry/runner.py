@@ -8,9 +8,9 @@
     is not due                     behind it are due later still
     a commit is near               copies are acknowledged first
 
-Exactly once, a batch and the copies of its failed records are one transaction. What a handler sent
-before it failed must not count, so the transaction is aborted, those before it are handled again,
-and of the failed one the copy alone is sent.
+Exactly once, a batch and the copies of its failed records are one transaction. Records that a
+handler sent before it failed must not count. So the transaction is aborted, records before it are
+handled again, and of the failed one the copy alone is sent.
 
 Owns that order, as steps that others carry out: in a thread, or in an event loop.
 """
@@ -72,7 +72,7 @@ class RetryingConsumer(Protocol):
 
 
 class RetryLoop:
-    """See the module. `producer`: what the handler sends by; exactly once it has transactions."""
+    """The steps of a run. `producer`: the handler's own; exactly once it has transactions."""
 
     def __init__(
         self,
@@ -96,7 +96,7 @@ class RetryLoop:
         self._waited: dict[TopicPartition, int] = {}
         """The offset that each was paused for: it is due then, whatever the clock says."""
         self._in_hand: Record | None = None
-        """What is not done yet."""
+        """The record that is not done yet."""
         self._pace = RunPace()
 
     def steps(self, place: Place, client_id: str) -> Steps[None]:

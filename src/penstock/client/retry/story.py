@@ -1,4 +1,4 @@
-"""What a copy in a retry topic tells of its record, and the record as it was when it came first.
+"""A copy in a retry topic tells which record it is of, and gives it back as it was at first.
 
     copy in a retry topic        the record's key, value, own headers and options of jobs;
                                  due: when it is to be tried again;

@@ -25,7 +25,7 @@ _OF_SOURCE: Final = ("replication_factor", "min_insync_replicas", "durability", 
 
 
 class Level(NamedTuple):
-    """What a retry topic is for."""
+    """The topic that a retry topic belongs to, and the number of its delay."""
 
     source: str
     number: int

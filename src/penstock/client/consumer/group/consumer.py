@@ -501,8 +501,8 @@ class GroupConsumer(Closing, api_hints.Elsewhere):
         self, handler: Callable[..., object], *, retry: Retry, producer: Producer | None = None
     ) -> None:
         """Call `handler` for each record, until SIGTERM, SIGINT or `stop`, or the ends that
-        `follow=False` means. What it raises for is tried again later, by way of retry topics, and
-        becomes a dead letter in the end, so that it holds up no other record: see `Retry`.
+        `follow=False` means. A record that it raises for is tried again later, by way of retry
+        topics, and becomes a dead letter in the end. So it holds up no other: see `Retry`.
 
         `producer`: what the handler sends by. It is flushed before commits; exactly-once it has a
         `transactional_id`, and commits. The handler takes what that of an `App` takes. Signals are
