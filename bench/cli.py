@@ -25,6 +25,8 @@ from penstock.bench import (
     groups,
     latency,
     partitions,
+    queuepage,
+    queues,
     recovery,
     redelivery,
     report,
@@ -47,6 +49,7 @@ from penstock.bench.options import (
 )
 from penstock.bench.partitions import PartitionsOptions
 from penstock.bench.progress import BenchProgress
+from penstock.bench.queues import QueueOptions
 from penstock.bench.recovery import RecoveryOptions
 from penstock.bench.redelivery import RedeliveryOptions
 from penstock.bench.sparktopics import SparkOptions
@@ -131,6 +134,11 @@ def _suite(arguments: argparse.Namespace) -> int:
     )
 
 
+def _queue_page(arguments: argparse.Namespace) -> int:
+    arguments.output.write_text(queuepage.as_page(queuepage.read(arguments.result)))
+    return 0
+
+
 def _finish(result: Result, arguments: argparse.Namespace) -> int:
     if arguments.format == "json":
         print(json.dumps(result), flush=True)
@@ -160,6 +168,8 @@ def _parser() -> argparse.ArgumentParser:
     _add_cluster_partitions(commands)
     _add_compare(commands)
     _add_spark(commands)
+    _add_queue(commands)
+    _add_queue_page(commands)
     _add_plots(commands)
     _add_suite(commands)
     return parser
@@ -389,6 +399,28 @@ def _add_spark(commands: Any) -> None:
         rows="records of each of these", master="where Spark runs", timeout="seconds for it all",
     )  # fmt: skip
     _add_where(parser, defaults)
+
+
+def _add_queue(commands: Any) -> None:
+    parser = _measurement(
+        commands, "queue", queues.run, QueueOptions(), "work queues",
+        "jobs a second of a share group and of other work queues, each with a server of this run; "
+        "what is missing here is left out, with the reason",
+        jobs="of a turn; some queues are given a share or a multiple", size="bytes of a job",
+        workers="processes", turns="the median counts", tries="workers that are killed, each "
+        "holding a job", wait="seconds for that job to reach another worker",
+        only="the queue of this key, or those whose key contains it",
+        timeout="seconds for the jobs of one queue",
+    )  # fmt: skip
+    parser.add_argument("--kafka", type=Path, default=None, help="folder of Kafka's jars")
+
+
+def _add_queue_page(commands: Any) -> None:
+    text = "write the page of figures from a result of `queue --format json`"
+    parser = commands.add_parser("queue-page", help=text, description=text)
+    parser.set_defaults(run=_queue_page)
+    parser.add_argument("result", type=Path, help="the file of that result")
+    parser.add_argument("--output", type=Path, default=Path("docs/benchmarks/queue.md"))
 
 
 def _add_plots(commands: Any) -> None:

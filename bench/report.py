@@ -13,11 +13,11 @@ Result = Mapping[str, Any]
 Row = tuple[str, Sequence[str], Result, Sequence[Result]]
 """Name, command, chosen result, all results."""
 
-FAULTS = ("lost", "doubled", "out_of_order", "foreign")
+FAULTS = ("lost", "doubled", "out_of_order", "foreign", "failed")
 
 
 def is_clean(result: Result) -> bool:
-    """Returns whether every record came once and in order."""
+    """Returns whether every record came once and in order, and no part of the run failed."""
     return not any(result.get(name) for name in FAULTS)
 
 
