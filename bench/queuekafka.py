@@ -194,7 +194,7 @@ def kafka_peer() -> QueuePeer:
         missing=_missing,
         versions=_versions,
         jobs=1.0,
-        prefetch=500,
+        prefetch=2000,
         sent="page cache",
         answered="page cache",
         by_default="after `group.share.record.lock.duration.ms` (30 s), or once its connection "

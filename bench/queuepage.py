@@ -68,20 +68,21 @@ def _tables(result: Result) -> Iterator[str]:
             "",
             _LEVEL_NOTES[level],
             "",
-            "| Queue | jobs done/s | jobs sent/s | jobs | a killed worker's job | check |",
-            "|---|---|---|---|---|---|",
+            "| Queue | jobs done/s | CPU of a job done | jobs sent/s | jobs | a killed worker's job"
+            " | check |",
+            "|---|---|---|---|---|---|---|",
             *map(_row, rows),
         )
 
 
 def _row(peer: Result) -> str:
     if (why := peer.get("skipped", peer.get("why"))) is not None:
-        return f"| {peer['name']} | not measured: {why} | | | | |"
+        return f"| {peer['name']} | not measured: {why} | | | | | |"
     faults = [f"{peer[name]:,} {name}" for name in ("lost", "doubled") if peer[name]]
     return (
         f"| {peer['name']} | **{peer['done_per_second']:,}** ({peer['done_slowest']:,} to "
-        f"{peer['done_fastest']:,}) | {peer['sent_per_second']:,} | {peer['jobs']:,} | "
-        f"{_redelivery(peer)} | {', '.join(faults) or 'ok'} |"
+        f"{peer['done_fastest']:,}) | {peer['cpu_us']:.1f} µs | {peer['sent_per_second']:,} | "
+        f"{peer['jobs']:,} | {_redelivery(peer)} | {', '.join(faults) or 'ok'} |"
     )
 
 
@@ -156,6 +157,8 @@ temporary folders, on free ports of the loopback address, and end with the run.
 - Each job is answered for by itself: no answer stands for jobs before it. How a client puts answers
   together on their way is its own: the ids of a batch in one XACK, the answers of some milliseconds
   in one request of Penstock or Kafka, many frames in one write.
+- *CPU of a job done*: user and system time of the server and all workers meanwhile. It tells more
+  than the rate where something else runs.
 - *check*: each job was answered for exactly once.
 - *a killed worker's job*: one worker holds a job and is killed with -9, another waits for jobs.
   Counted from the kill until that one has the job. What does not come in time is tried once, and

@@ -96,7 +96,7 @@ def penstock_peer(transport: str, level: Level) -> QueuePeer:
         missing=lambda setup: None,
         versions=lambda setup: {"Penstock": penstock.__version__},
         jobs=1.0 if level == "fsync" else 3.0,
-        prefetch=500,
+        prefetch=2000,
         sent="fsync" if level == "fsync" else "page cache",
         answered="page cache, fsync within a second",
         by_default=(

@@ -145,7 +145,7 @@ def redis_peer(level: Level) -> QueuePeer:
         missing=_missing,
         versions=_versions,
         jobs=0.2 if level == "fsync" else 1.0,
-        prefetch=500,
+        prefetch=2000,
         sent=promise,
         answered=promise,
         by_default="never by itself: others ask for it by XAUTOCLAIM, after a time they choose",

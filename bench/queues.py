@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+import psutil
 
 from penstock.bench import machine
 from penstock.bench.crew import Crew, Station
@@ -36,6 +37,7 @@ from penstock.bench.queuepenstock import penstock_peer
 from penstock.bench.queuerabbit import rabbit_peer
 from penstock.bench.queueredis import redis_peer
 from penstock.bench.scratch import scratch_folder
+from penstock.bench.usage import cpu_seconds_of
 
 Result = dict[str, Any]
 
@@ -204,6 +206,7 @@ def _jobs(options: QueueOptions, peer: QueuePeer, door: QueueDoor, jobs: int) ->
     score = Score.of(options.workers)
     sent_in: list[float] = []
     done_in: list[float] = []
+    cpu: list[float] = []
     answered: list[Stamps] = []
     names = [f"worker-{index}" for index in range(options.workers)]
     with Crew(options.timeout) as crew, closing(door.sender()) as sender:
@@ -217,9 +220,10 @@ def _jobs(options: QueueOptions, peer: QueuePeer, door: QueueDoor, jobs: int) ->
             sent_in.append(time.monotonic() - begun)
             sent += jobs
             score.total.value = sent
-            begun = time.monotonic()
+            begun, used = time.monotonic(), _cpu_of_others()
             crew.tell("work")
             done_in.append(_gathered(crew, "done", answered) - begun)
+            cpu.append(_cpu_of_others() - used)
         crew.tell("close")
         crew.gather("closed")
         crew.dismiss()
@@ -230,9 +234,16 @@ def _jobs(options: QueueOptions, peer: QueuePeer, door: QueueDoor, jobs: int) ->
         "done_per_second": round(jobs / statistics.median(done_in)),
         "done_slowest": round(jobs / max(done_in)),
         "done_fastest": round(jobs / min(done_in)),
+        "cpu_us": round(statistics.median(cpu) / jobs * 1e6, 1),
         "lost": int(np.count_nonzero(times == 0)),
         "doubled": int((times[times > 1] - 1).sum()),
     }
+
+
+def _cpu_of_others() -> float:
+    """CPU seconds of the server and the workers so far."""
+    pids = {str(child.pid): child.pid for child in psutil.Process().children(recursive=True)}
+    return sum(cpu_seconds_of(pids).values())
 
 
 def _warm_up(

@@ -36,7 +36,7 @@ MEASURED = {
     "name": "One", "level": "os", "client": "c", "prefetch": 500, "sent": "page cache",
     "answered": "nothing", "by_default": "never", "settings": "as it comes",
     "versions": {"One": "1.2"}, "jobs": 1000, "sent_per_second": 2000, "done_per_second": 3000,
-    "done_slowest": 2900, "done_fastest": 3100, "lost": 0, "doubled": 0,
+    "done_slowest": 2900, "done_fastest": 3100, "cpu_us": 12.34, "lost": 0, "doubled": 0,
 }  # fmt: skip
 
 
@@ -141,10 +141,11 @@ def test_the_page_has_a_row_for_each_and_says_what_was_not_measured():
         )
     )  # fmt: skip
     assert (
-        "| One | **3,000** (2,900 to 3,100) | 2,000 | 1,000 | 7.2 ms (worst of 5: 1.2 s) | ok |"
+        "| One | **3,000** (2,900 to 3,100) | 12.3 µs | 2,000 | 1,000 "
+        "| 7.2 ms (worst of 5: 1.2 s) | ok |"
     ) in page
     assert "| 2,000 | 1,000 | not within 12 s: never | 3 lost |" in page
-    assert "| Three | not measured: its server is missing | | | | |" in page
+    assert "| Three | not measured: its server is missing | | | | | |" in page
     assert "| One | One 1.2 | c | 500 | page cache | nothing | as it comes |" in page
     assert page.index("## The page cache") < page.index("## The device") < page.index("Three")
 
