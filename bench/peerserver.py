@@ -89,7 +89,7 @@ def is_open(port: int) -> bool:
 
 
 def said_by(*command: str | Path) -> str:
-    """What a command prints, for its version; empty where it does not run."""
+    """The output of a command, for its version; empty where it does not run."""
     try:
         done = subprocess.run(
             [str(word) for word in command],

@@ -146,23 +146,23 @@ $ penstock bench queue --kafka jars --format json > queue.json
 $ penstock bench queue-page queue.json
 ```
 
-`--only redis` measures one. What is missing is left out, and its row says why. Servers run in
-temporary folders, on free ports of the loopback address, and end with the run.
+`--only redis` measures one. A queue that is missing is left out, and its row says why. Servers run
+in temporary folders, on free ports of the loopback address, and end with the run.
 
 ## How it is measured
 - *sent* counts from the first job until the server has acknowledged the last one. The client sends
   ahead.
 - *done* counts from the order to begin, all workers being attached and warm, until the server has
   the last answer. A worker only keeps a job's number.
-- Each job is answered for by itself: no answer stands for jobs before it. How a client puts answers
-  together on their way is its own: the ids of a batch in one XACK, the answers of some milliseconds
-  in one request of Penstock or Kafka, many frames in one write.
+- Each job is answered for by itself: no answer is for jobs before it, too. How a client puts
+  answers together on their way is its own: the ids of a batch in one XACK, the answers of some
+  milliseconds in one request of Penstock or Kafka, many frames in one write.
 - *CPU of a job done*: user and system time of the server and all workers meanwhile. It tells more
   than the rate where something else runs.
 - *check*: each job was answered for exactly once.
 - *a killed worker's job*: one worker holds a job and is killed with -9, another waits for jobs.
-  Counted from the kill until that one has the job. What does not come in time is tried once, and
-  its default is named, as its documentation has it.
+  Counted from the kill until that one has the job. A job that does not come in time is tried once,
+  and its default is named, as its documentation has it.
 - *prefetch* is how many jobs a worker may hold without an answer.
 
 ## What is not comparable
@@ -171,7 +171,7 @@ temporary folders, on free ports of the loopback address, and end with the run.
 - Server, sender and workers share the cores. Work that a client saves counts twice.
 - One node each. Quorum queues, JetStream and Kafka are made for three, where a job costs more; so
   does Penstock's.
-- A quorum queue syncs its log always, so it stands with those that were told to. Penstock syncs
+- A quorum queue syncs its log always, so its row is among those that were told to. Penstock syncs
   sent jobs there, and answers within a second: after a power cut some jobs come again.
 - RabbitMQ and JetStream remove a job that is done. Penstock, Kafka and Redis keep it until
   retention takes it, and Redis keeps it in memory.

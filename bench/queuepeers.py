@@ -1,4 +1,4 @@
-"""What a work queue has to offer to be measured beside others, and what is counted of it.
+"""The interface that each measured work queue implements, and the count of its jobs.
 
 A peer is a server that a run starts for itself, and a client in Python. It says why it cannot be
 measured here, how it is set up, and what its answers outlive; doors to it go to other processes.
@@ -21,7 +21,7 @@ import numpy as np
 from penstock.bench.ledger import Stamps, stamps_of
 
 Level = Literal["os", "fsync"]
-"""What an answer means: written to the page cache, or on the device."""
+"""The meaning of an answer: written to the page cache, or on the device."""
 
 QUEUE: Final = "jobs"
 IDLE: Final = 0.02
@@ -30,7 +30,7 @@ IDLE: Final = 0.02
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """What the workers of a run have in common: how many jobs each has answered, and how many there
+    """Shared by the workers of a run: how many jobs each has answered, and how many there
     are in all."""
 
     counts: Any

@@ -2,7 +2,7 @@
 
 Each peer in turn gets a server of its own in a folder of the run. All jobs are sent first, then all
 are worked off by processes that do nothing but answer for each job by itself. Then workers that
-hold a job are killed. Who cannot be measured here is left out, with the reason.
+hold a job are killed. A queue that cannot be measured here is left out, with the reason.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class QueueOptions:
 
 @dataclass(frozen=True, slots=True)
 class WorkersTask:
-    """What a worker of the run needs to know."""
+    """The task of a worker process."""
 
     door: QueueDoor
     prefetch: int
@@ -168,7 +168,7 @@ def run(options: QueueOptions, progress: BenchProgress) -> Result:
 
 
 def _measured(options: QueueOptions, peer: QueuePeer, setup: Setup, jobs: int) -> Result:
-    """What there is to say of one peer. The others go on where its server or client fails."""
+    """Measures one peer. The others go on where its server or client fails."""
     if (why := peer.missing(setup)) is not None:
         return {"skipped": why}
     try:
