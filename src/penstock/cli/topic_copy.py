@@ -10,9 +10,7 @@ until it sees that: all progress that counted is before it.
 
 from __future__ import annotations
 
-import os
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -27,8 +25,6 @@ from penstock.core import errors as er
 
 if TYPE_CHECKING:
     from penstock.cli.stopping import Stopper
-    from penstock.client.admin.admin import Admin
-    from penstock.client.admin.topic_config import TopicConfig
     from penstock.client.client import Client
     from penstock.client.consumer.consumer import Consumer
     from penstock.client.consumer.records import RecordBatch
@@ -36,10 +32,6 @@ if TYPE_CHECKING:
 
 PROGRESS: Final = ".copy"
 """Behind the name of the topic that is copied to: the topic with how far copies to it are."""
-FENCE: Final = b"fence"
-"""The key of what a copy that begins writes there."""
-READ_WITHIN: Final = 30.0
-"""Seconds without a record for which the reading of that topic waits."""
 _KeyFile = Annotated[
     str | None, typer.Option(metavar="FILE", help="Key for that node. Default: $PENSTOCK_KEY.")
 ]
@@ -146,13 +138,14 @@ def _prepare(
 ) -> str:
     """Prepares the topics; returns their two ids, in one word."""
     from penstock.client.admin.topic_config import TopicConfig
+    from penstock.client.transactions.progress_topic import check_progress_topic, is_made
 
     with a.admin(timeout=env.timeout) as here, b.admin(timeout=env.timeout) as there:
         known = here.describe_topic(source)
         number = output.counted(len(known.partitions), "partition")
         settings: dict[str, Any] = {**known.settings, "replication_factor": None}
         config = TopicConfig(**{**settings, "min_insync_replicas": None})
-        if _is_made(there, target, config):
+        if is_made(there, target, config):
             env.say(f"created topic {target} with {number}, like {source}")
         found = there.describe_topic(target)
         if found.topic_id == known.topic_id:
@@ -164,24 +157,9 @@ def _prepare(
                 f"{source} has {number} and {target} has {len(found.partitions)}: they are kept "
                 "one by one only where they are equally many; --by-key chooses partitions by keys"
             )
-        _is_made(there, name, TopicConfig(cleanup="compact"))
-        kept = there.describe_topic(name)
-        if len(kept.partitions) != 1 or kept.settings["cleanup"] != "compact":
-            raise er.ConfigError(
-                f"topic {name!r} cannot tell how far a copy is: it needs one partition and "
-                "cleanup=compact; create it again, or choose another --name"
-            )
+        is_made(there, name)
+        check_progress_topic(there, name, "create it again, or choose another --name")
     return f"{known.topic_id}-{found.topic_id}"
-
-
-def _is_made(admin: Admin, name: str, config: TopicConfig) -> bool:
-    """Makes the topic if it is not there, and returns whether it did. A client without the right to
-    make topics may use one."""
-    try:
-        admin.describe_topic(name)
-    except er.UnknownTopicError:
-        return admin.create_topic(name, config, if_not_exists=True)
-    return False
 
 
 @dataclass(slots=True)
@@ -225,31 +203,21 @@ class TopicCopy:
 
     def _places(self, there: Client) -> dict[int, _Place]:
         """Returns the progress of the copy by partition."""
-        token = os.urandom(16)
-        with self.producer.transaction():
-            self.producer.send(self.name, token, key=FENCE, partition=0)
+        from penstock.client.transactions.progress_topic import fenced
+
         found: dict[int, _Place] = {}
-        for key, value in self._progress(there, token):
-            pair, _, number = key.decode("ascii", "replace").rpartition("-")
-            if pair == self.pair and number.isdecimal() and value is not None:
-                try:
-                    found[int(number)] = _place.decode(value)
-                except msgspec.MsgspecError as error:
-                    raise er.ConfigError(
-                        f"topic {self.name!r} does not say how far a copy is ({error}): choose "
-                        "another --name"
-                    ) from error
+        with there.consumer(self.name, isolation="read-committed") as consumer:
+            for key, value in fenced(self.producer, consumer, self.name):
+                pair, _, number = key.decode("ascii", "replace").rpartition("-")
+                if pair == self.pair and number.isdecimal() and value is not None:
+                    found[int(number)] = self._read(value)
         return found
 
-    def _progress(self, there: Client, token: bytes) -> Iterator[tuple[bytes, bytes | None]]:
-        """Yields the records of the progress topic before that token, oldest first."""
-        with there.consumer(self.name, start="earliest", isolation="read-committed") as consumer:
-            while batch := consumer.poll(timeout=READ_WITHIN):
-                for record in batch:
-                    if record.key == FENCE and record.value == token:
-                        return
-                    yield record.key or b"", record.value
-        raise er.PenstockTimeout(
-            f"topic {self.name!r} did not show within {READ_WITHIN:g} s what was written to it: "
-            "a transaction that is open holds it back (`penstock transaction list --open`)"
-        )
+    def _read(self, value: bytes) -> _Place:
+        try:
+            return _place.decode(value)
+        except msgspec.MsgspecError as error:
+            raise er.ConfigError(
+                f"topic {self.name!r} does not say how far a copy is ({error}): choose another "
+                "--name"
+            ) from error

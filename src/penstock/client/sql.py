@@ -8,14 +8,14 @@ its result is asked for, and each run reads the same span again.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from penstock.client.admin.admin import Admin
 from penstock.client.consumer.consumer import Consumer, Start
 from penstock.client.consumer.partition_cursor import TopicPartition
-from penstock.client.consumer.records import Chunk, RecordBatch
+from penstock.client.consumer.records import Chunk
+from penstock.client.consumer.span_scan import Span, scanning
 from penstock.client.session import place_of
 from penstock.core import errors as er
 
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from penstock.client.remote.address import Place
 
 CLIENT_ID: Final = "penstock-sql"
-POLL: Final = 0.2
 TOPICS_NAMED: Final = 20
 """So many topics are listed in an error."""
 
@@ -134,7 +133,7 @@ class SqlScan:
         self,
         socket: Place,
         topic: str,
-        spans: Mapping[TopicPartition, tuple[int, int]],
+        spans: Mapping[TopicPartition, Span],
         timeout: float,
     ) -> None:
         self._socket = socket
@@ -155,30 +154,5 @@ class SqlScan:
         with Consumer(
             self._socket, client_id=CLIENT_ID, isolation="read_committed", timeout=self._timeout
         ) as consumer:
-            consumer.assign(self._spans)
-            for name, (start, _) in self._spans.items():
-                consumer.seek(*name, start)
-            left = set(self._spans)
-            deadline = time.monotonic() + self._timeout
-            while left:
-                batch = consumer.poll(timeout=POLL)
-                yield from self._within(batch)
-                done = {name for name in left if consumer.position(*name) >= self._spans[name][1]}
-                if done:
-                    consumer.pause(*done)
-                    left -= done
-                if batch or done:
-                    deadline = time.monotonic() + self._timeout
-                elif time.monotonic() >= deadline:
-                    raise er.PenstockTimeout(
-                        f"nothing came of {', '.join(f'{t}-{p}' for t, p in sorted(left))} within "
-                        f"{self._timeout} s, although the log goes on"
-                    )
-
-    def _within(self, batch: RecordBatch) -> Iterator[Chunk]:
-        """What of a batch lies below the ends."""
-        for chunk in batch.chunks:
-            _, end = self._spans[chunk.topic, chunk.partition]
-            stop = chunk.columns.first_at(end)
-            if chunk.start < stop:
-                yield chunk if chunk.stop <= stop else chunk.cut(chunk.start, stop)
+            for chunks in scanning(consumer, self._spans, self._timeout):
+                yield from chunks
