@@ -87,7 +87,7 @@ class Acquisition(NamedTuple):
     is_full: bool
 
 
-class DeadLetter(NamedTuple):
+class CondemnedOffset(NamedTuple):
     """A condemned record, and its story."""
 
     place: Place
@@ -347,11 +347,11 @@ class ShareGroups:
 
     def dead_letters(
         self, now: float, name: str, member: str, topics: Collection[bytes], count_max: int
-    ) -> list[DeadLetter]:
+    ) -> list[CondemnedOffset]:
         """Condemned records that this member is to write the dead letters of. Volatile: another one
         is asked once it has taken too long."""
         group = self._groups.get(name)
-        found: list[DeadLetter] = []
+        found: list[CondemnedOffset] = []
         if group is None:
             return found
         for place, share in group.partitions.items():
@@ -367,7 +367,7 @@ class ShareGroups:
                     group.burying[place, offset] = (member, now + BURY_WITHIN)
                     failures = share.machine.failures(offset)
                     times = share.machine.deliveries(offset)
-                    found.append(DeadLetter(place, offset, times, failures))
+                    found.append(CondemnedOffset(place, offset, times, failures))
         return found
 
     def bury(self, name: str, place: Place, runs: Runs) -> Decision[int]:

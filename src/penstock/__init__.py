@@ -45,6 +45,10 @@ _HOMES = {
     "RecordBatch": "client.consumer.records",
     "TransactionDescription": "client.transactions.listing",
     "TransactionalProducer": "client.transactions.producer",
+    "DeadLetter": "client.deadletters.story",
+    "DeadLetterQueue": "client.deadletters.queue",
+    "DeadLetterStats": "client.deadletters.stats",
+    "ReplayResult": "client.deadletters.replay",
     "Job": "client.share.jobs",
     "Retry": "client.retry.policy",
     "ShareConsumer": "client.share.consumer",
@@ -85,6 +89,9 @@ __all__ = [
     "Consumer",
     "CorruptBatchError",
     "DataFolderError",
+    "DeadLetter",
+    "DeadLetterQueue",
+    "DeadLetterStats",
     "DecodeError",
     "Delivery",
     "DeliveryError",
@@ -115,6 +122,7 @@ __all__ = [
     "Record",
     "RecordBatch",
     "RecordTooLargeError",
+    "ReplayResult",
     "ResourceLimitError",
     "Retry",
     "ShareConsumer",
@@ -152,6 +160,10 @@ if TYPE_CHECKING:
     from penstock.client.consumer.group.consumer import GroupConsumer
     from penstock.client.consumer.offsets import Offset
     from penstock.client.consumer.records import Record, RecordBatch
+    from penstock.client.deadletters.queue import DeadLetterQueue
+    from penstock.client.deadletters.replay import ReplayResult
+    from penstock.client.deadletters.stats import DeadLetterStats
+    from penstock.client.deadletters.story import DeadLetter
     from penstock.client.producer.delivery import BatchDelivery, BatchReceipt, Delivery, Receipt
     from penstock.client.producer.producer import Producer
     from penstock.client.retry.policy import Retry

@@ -15,6 +15,7 @@ from __future__ import annotations
 from penstock.client.aio.admin import Admin
 from penstock.client.aio.client import Client, connect
 from penstock.client.aio.consumer import Consumer
+from penstock.client.aio.dead_letters import DeadLetterQueue
 from penstock.client.aio.delivery import BatchDelivery, Delivery
 from penstock.client.aio.group import GroupConsumer
 from penstock.client.aio.producer import Producer
@@ -22,6 +23,6 @@ from penstock.client.aio.share import ShareConsumer
 from penstock.client.aio.transactions import Stage, TransactionalProducer
 
 __all__ = [
-    "Admin", "BatchDelivery", "Client", "Consumer", "Delivery", "GroupConsumer", "Producer",
-    "ShareConsumer", "Stage", "TransactionalProducer", "connect",
+    "Admin", "BatchDelivery", "Client", "Consumer", "DeadLetterQueue", "Delivery",
+    "GroupConsumer", "Producer", "ShareConsumer", "Stage", "TransactionalProducer", "connect",
 ]  # fmt: skip

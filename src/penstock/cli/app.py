@@ -31,6 +31,7 @@ COMMANDS: Final = {
 GROUPS: Final = {
     "topic": "topics",
     "group": "groups",
+    "dlq": "dlq",
     "client": "clients",
     "log": "logs",
     "node": "node",

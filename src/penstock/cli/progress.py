@@ -22,6 +22,11 @@ class ProgressBar:
         self._whole = whole
         self._next = 0.0
 
+    def at_of(self, done: int, whole: int) -> None:
+        """`at`, for who learns only now how much there is."""
+        self._whole = max(whole, 1)
+        self.at(done)
+
     def at(self, done: int) -> None:
         now = time.monotonic()
         if not self._is_shown or now < self._next:

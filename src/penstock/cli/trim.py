@@ -41,14 +41,14 @@ def trim(
         if dry_run or not yes:
             foretold = admin.trim(name, partition or None, before=place, dry_run=True)
             if dry_run:
-                _show(env, "would start", foretold)
+                show_trimmed(env, "would start", foretold)
                 return
             count = sum(result.records for result in foretold)
             confirm(f"Delete {count} records of {name} before {before}?")
-        _show(env, "starts", admin.trim(name, partition or None, before=place))
+        show_trimmed(env, "starts", admin.trim(name, partition or None, before=place))
 
 
-def _show(env: Env, verb: str, results: list[TrimResult]) -> None:
+def show_trimmed(env: Env, verb: str, results: list[TrimResult]) -> None:
     for result in results:
         if env.is_json:
             output.write_json(asdict(result))

@@ -9,6 +9,7 @@ from penstock.client.admin.admin import Admin
 from penstock.client.closing import Closing
 from penstock.client.consumer.consumer import Consumer
 from penstock.client.consumer.group.consumer import GroupConsumer
+from penstock.client.deadletters.queue import DeadLetterQueue
 from penstock.client.made import Made
 from penstock.client.options import (
     ConsumerOptions,
@@ -152,6 +153,17 @@ class Client(Closing):
         consumer = ShareConsumer(self._socket, topics, **options)
         self.made.add(consumer)
         return consumer
+
+    def dead_letters(
+        self, topic: str, *, exact: bool = False, timeout: float = 15.0
+    ) -> DeadLetterQueue:
+        """What share groups gave up of this topic: to look at, to count, to send again; see
+        `DeadLetterQueue`. They are in `<topic>.dlq`, unless workers said `dead_letters="..."`: then
+        name that topic, with `exact=True`. `timeout` bounds each request in seconds."""
+        self._check_open()
+        return DeadLetterQueue(
+            self._socket, topic, exact=exact, client_id=self._client_id, timeout=timeout
+        )
 
     def admin(self, *, timeout: float = 15.0) -> Admin:
         """Topics and the node; `timeout` bounds each request in seconds."""

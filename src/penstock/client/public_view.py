@@ -19,8 +19,8 @@ _CONSUMER: Final = "assignment batches close lag metrics pause poll position res
 PUBLIC_NAMES: Final = {
     name: frozenset(verbs.split())
     for name, verbs in {
-        "Client": "admin close commit_transaction consumer end_stages metrics producer "
-        "share_consumer stage transport url",
+        "Client": "admin close commit_transaction consumer dead_letters end_stages metrics "
+        "producer share_consumer stage transport url",
         "Admin": "add_access add_partitions alter_settings alter_topic close create_topic "
         "delete_group delete_topic describe_cluster describe_drain describe_group "
         "describe_share_group "
@@ -34,6 +34,7 @@ PUBLIC_NAMES: Final = {
         "commit_transaction epoch transaction transactional_id",
         "Stage": f"{_PRODUCER} epoch give_up name transactional_id",
         "Consumer": f"{_CONSUMER} assign beginning_offsets end_offsets seek_all",
+        "DeadLetterQueue": "letter letters purge replay stats topic",
         "ShareConsumer": "ack_many close flush group member_id metrics poll",
         "GroupConsumer": f"{_CONSUMER} commit committed group guarantee member_id rewind run stop",
     }.items()

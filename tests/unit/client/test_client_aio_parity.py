@@ -17,6 +17,7 @@ from penstock.client.admin.admin import Admin
 from penstock.client.client import Client
 from penstock.client.consumer.consumer import Consumer
 from penstock.client.consumer.group.consumer import GroupConsumer
+from penstock.client.deadletters.queue import DeadLetterQueue
 from penstock.client.producer.producer import Producer
 from penstock.client.share.consumer import ShareConsumer
 from penstock.client.transactions.producer import TransactionalProducer
@@ -26,6 +27,7 @@ PAIRS: dict[type, type] = {
     Admin: aio.Admin,
     Client: aio.Client,
     Consumer: aio.Consumer,
+    DeadLetterQueue: aio.DeadLetterQueue,
     GroupConsumer: aio.GroupConsumer,
     Producer: aio.Producer,
     ShareConsumer: aio.ShareConsumer,
@@ -75,6 +77,7 @@ NOT_IN_A_LOOP: dict[type, dict[str, str]] = {
         "brought": "for who carries `polling` out",
         "handing_out": "for the loops over it",
     },
+    DeadLetterQueue: {"replaying": "for who carries `replay` out"},
     Producer: SENDING,
     TransactionalProducer: TRANSACTING
     | {
@@ -90,6 +93,7 @@ ONLY_IN_A_LOOP: dict[type, dict[str, str]] = {
     Admin: {},
     Client: {},
     Consumer: {},
+    DeadLetterQueue: {},
     GroupConsumer: {"blocking": "for a transaction, which commits for it"},
     ShareConsumer: {},
     Producer: DRAIN,

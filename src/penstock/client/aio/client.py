@@ -9,12 +9,14 @@ from typing import Any, TypeVar, Unpack, cast, overload
 
 from penstock.client.aio.admin import Admin
 from penstock.client.aio.consumer import Consumer
+from penstock.client.aio.dead_letters import DeadLetterQueue
 from penstock.client.aio.group import GroupConsumer
 from penstock.client.aio.producer import Producer
 from penstock.client.aio.share import ShareConsumer
 from penstock.client.aio.transactions import Stage, TransactionalProducer
 from penstock.client.aio.waits import Opening, WaitRunner, in_thread
 from penstock.client.closing import AsyncClosing
+from penstock.client.deadletters.queue import DeadLetterQueue as BlockingDeadLetterQueue
 from penstock.client.made import Made
 from penstock.client.options import (
     ConsumerOptions,
@@ -151,6 +153,17 @@ class Client(AsyncClosing):
         check_share_names(options)
         options.setdefault("client_id", self._client_id)
         return Opening(lambda: self._keep(ShareConsumer.make(self._socket, topics, options)))
+
+    def dead_letters(
+        self, topic: str, *, exact: bool = False, timeout: float = 15.0
+    ) -> DeadLetterQueue:
+        """What share groups gave up of this topic; see `penstock.Client.dead_letters`."""
+        self._check_open()
+        return DeadLetterQueue(
+            BlockingDeadLetterQueue(
+                self._socket, topic, exact=exact, client_id=self._client_id, timeout=timeout
+            )
+        )
 
     def admin(self, *, timeout: float = 15.0) -> Opening[Admin]:
         """Topics and the node; `timeout` bounds each request in seconds."""

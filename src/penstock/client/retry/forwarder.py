@@ -136,7 +136,9 @@ class Forwarder:
             )
             letter = DeadRecord(story.topic, told)
             headers = with_story(own, letter, self._group, story.timestamp)
-            return send(to, record.value, key=record.key, headers=headers)
+            return send(
+                to, record.value, key=record.key, headers=headers, priority=record.priority
+            )
 
         try:
             return sent(failed.story)

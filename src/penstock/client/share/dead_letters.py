@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from penstock.client.consumer.consumer import Consumer
 from penstock.client.consumer.records import Record
+from penstock.client.deadletters.story import PREFIX, earlier_story
 from penstock.client.producer.producer import Producer
 from penstock.client.remote.address import Place
 from penstock.client.validation import HEADERS_MAX
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("penstock.consumer")
 
-PREFIX: Final = "penstock.dlq."
 RETRY_EVERY: Final = 5.0
 """Seconds until a dead letter that could not be written is tried again."""
 READ_TIMEOUT: Final = 5.0
@@ -217,7 +217,9 @@ class DeadLetterWriter:
             self._producer.send_and_wait(to, None, headers=headers)
             return True
         told_of = with_story(record.headers, letter, self._group, record.timestamp)
-        self._producer.send_and_wait(to, record.value, key=record.key, headers=told_of)
+        self._producer.send_and_wait(
+            to, record.value, key=record.key, headers=told_of, priority=record.priority
+        )
         return True
 
     def _read(self, letter: DeadRecord) -> Record | None:
@@ -286,12 +288,14 @@ def headers_of(letter: DeadRecord, group: str) -> HeaderList:
 def with_story(own: HeaderList, letter: DeadRecord, group: str, timestamp: int) -> HeaderList:
     """The headers of a dead letter: the record's own, and what tells of it."""
     added = (*headers_of(letter, group), (PREFIX + "timestamp", b"%d" % timestamp))
-    return _joined(own, added)
+    return _joined(own, added, letter.topic)
 
 
-def _joined(own: HeaderList, added: HeaderList) -> HeaderList:
+def _joined(own: HeaderList, added: HeaderList, topic: str) -> HeaderList:
     """The record's own headers and those that tell of it. Beyond what a record takes its last own
-    ones are left out, and counted in a header. Those of an earlier death give way."""
+    ones are left out, and counted in a header. Those of an earlier death give way, and are kept in
+    one where the record was a dead letter of another topic."""
+    added = (*added, *earlier_story(own, topic))
     own = tuple(pair for pair in own if not pair[0].startswith(PREFIX))
     room = HEADERS_MAX - len(added)
     if len(own) > room:

@@ -1,0 +1,1 @@
+"""Dead letters for those who look after them: what they tell, how many, sent again, removed."""
