@@ -7,12 +7,13 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
 import pytest
 from cli_runner import call_cli
+from dead_letter_fixture import bury, came, once
 
 import penstock
 from penstock import aio
@@ -486,3 +487,21 @@ def test_a_transaction_goes_on_over_the_death_of_its_coordinator(
     with reading(client.consumer(target, isolation="read_committed"), count) as reader:
         pass
     assert len(reader.seen) == count
+
+
+def test_dead_letters_are_sent_again_once_when_the_coordinator_dies(
+    cluster: Cluster, client: penstock.Client
+) -> None:
+    topic = cluster.create_topic(partitions=3)
+    bury(client, topic, numbers(400))
+    queue = client.dead_letters(topic, timeout=WITHIN)
+
+    def kill(result: penstock.ReplayResult) -> None:
+        if result.sent == 100:
+            cluster.broker(cluster.leader_of("__coordinator")).kill()
+
+    with suppress(er.PenstockError):  # whatever it met meanwhile: run again it goes on
+        queue.replay(rate=400.0, on_progress=kill)
+    queue.replay()
+    assert came(client, topic) == once(400)
+    assert queue.stats().replayed == 400
