@@ -35,7 +35,7 @@ def bury(
             told = CondemnedRecord(ID, partition, offset, 5, failures)
             story = headers_of(DeadRecord(topic, told), group)
             stamped = (*story, ("penstock.dlq.timestamp", b"%d" % (1000 + offset)))
-            producer.send(to, value, headers=_joined(headers, stamped, topic), partition=into)
+            producer.send(to, value, headers=_joined(headers, stamped), partition=into)
 
 
 def numbers(count: int, start: int = 0) -> list[bytes]:

@@ -27,9 +27,9 @@ def test_headers_tell_which_record_it_is_and_its_story():
 def test_headers_of_an_earlier_death_give_way_and_too_many_are_counted():
     added = headers_of(DeadRecord("jobs", TOLD), "resize")
     own = (("penstock.dlq.offset", b"1"), *((f"h{n}", b"") for n in range(HEADERS_MAX)))
-    found = _joined(own, added, "jobs")
+    found = _joined(own, added)
     assert len(found) == HEADERS_MAX
     assert [value for name, value in found if name == "penstock.dlq.offset"] == [b"17"]
     left_out = dict(found)["penstock.dlq.headers_left_out"]
     assert left_out == b"%d" % (HEADERS_MAX - (HEADERS_MAX - len(added) - 1))
-    assert _joined((("own", b"1"),), added, "jobs") == (("own", b"1"), *added)
+    assert _joined((("own", b"1"),), added) == (("own", b"1"), *added)

@@ -10,6 +10,7 @@ Owns these names. Reads and writes no topic.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -169,17 +170,21 @@ def replays_of(record: Record) -> int:
     return 0
 
 
-def earlier_story(own: HeaderList, topic: str) -> HeaderList:
-    """The header that keeps the story of a record which dies as a dead letter of another topic;
-    none for a record that was brought back to its topic with it."""
-    told = {
-        name[len(PREFIX) :]: (value or b"").decode(errors="replace")
-        for name, value in own
-        if name.startswith(PREFIX) and name != EARLIER
-    }
-    if told.get("topic", topic) == topic:
+def earlier_story(own: HeaderList, story: HeaderList) -> HeaderList:
+    """The header that keeps the story among a record's own headers, beside the new one: of a record
+    that dies as a dead letter of another topic. None where it was brought back to its topic."""
+    told = _texts(pair for pair in own if pair[0] != EARLIER)
+    if told.get("topic") in (None, _texts(story).get("topic")):
         return ()
     return ((EARLIER, msgspec.json.encode(told)),)
+
+
+def _texts(headers: Iterable[tuple[str, bytes | None]]) -> dict[str, str]:
+    return {
+        name[len(PREFIX) :]: (value or b"").decode(errors="replace")
+        for name, value in headers
+        if name.startswith(PREFIX)
+    }
 
 
 def _number(text: bytes, low: int = 0) -> int:

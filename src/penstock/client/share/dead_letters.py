@@ -288,14 +288,14 @@ def headers_of(letter: DeadRecord, group: str) -> HeaderList:
 def with_story(own: HeaderList, letter: DeadRecord, group: str, timestamp: int) -> HeaderList:
     """The headers of a dead letter: the record's own, and what tells of it."""
     added = (*headers_of(letter, group), (PREFIX + "timestamp", b"%d" % timestamp))
-    return _joined(own, added, letter.topic)
+    return _joined(own, added)
 
 
-def _joined(own: HeaderList, added: HeaderList, topic: str) -> HeaderList:
+def _joined(own: HeaderList, added: HeaderList) -> HeaderList:
     """The record's own headers and those that tell of it. Beyond what a record takes its last own
     ones are left out, and counted in a header. Those of an earlier death give way, and are kept in
     one where the record was a dead letter of another topic."""
-    added = (*added, *earlier_story(own, topic))
+    added = (*added, *earlier_story(own, added))
     own = tuple(pair for pair in own if not pair[0].startswith(PREFIX))
     room = HEADERS_MAX - len(added)
     if len(own) > room:
