@@ -38,6 +38,8 @@ def offered(line, url="shm:///nowhere", shell="bash"):
     [
         ("penstock to", ["top", "topic"]),
         ("penstock topic de", ["describe", "delete"]),
+        ("penstock dlq re", ["replay"]),
+        ("penstock dlq replay --max", ["--max-replays"]),
         ("penstock -q -b shm://x topic des", ["describe"]),
         ("penstock topic describe --sam", ["--sample"]),
         ("penstock topic describe --format ", ["text", "json", "wide"]),
@@ -70,6 +72,7 @@ def test_places_of_files_are_left_to_the_shell(line):
 def test_topics_of_the_node_that_the_line_means(node):
     every = ["clicks", "order-lines", "orders"]
     assert offered("penstock consume ", node.url) == ("words", every)
+    assert offered("penstock dlq replay ord", node.url)[1] == ["order-lines", "orders"]
     assert offered("penstock topic delete orders ord", node.url)[1] == ["order-lines", "orders"]
     assert offered("penstock top --topic c", node.url)[1] == ["clicks"]
     for options in (f"-b {node.url} ", f"--bootstrap={node.url} "):

@@ -253,7 +253,7 @@ def replay(
             dry_run=dry_run, to=to, topics=topics or None,
         )  # fmt: skip
         try:
-            with ProgressBar(env, "offsets", 1) as progress:
+            with ProgressBar(env, "offsets", 0 if dry_run else 1) as progress:
                 for _ in run.run(stopper.wait):
                     if run.reader is not None:
                         progress.at_of(run.reader.done, run.reader.whole)
