@@ -56,15 +56,23 @@ def test_dead_letters_are_listed_shown_counted_and_removed(
     assert b"\x07" not in ran.out
     assert dlq(node, "show", topic, "0:1", "--format", "json").objects == [second]
 
+    with client.producer() as producer:
+        [letter] = client.dead_letters(topic).letters(only=[(0, 4)])
+        forged = dict(letter.record.headers) | {"penstock.dlq.history": b'[{"at": 1e308}]'}
+        producer.send_and_wait(f"{topic}.dlq", b"9", headers=forged, timestamp=(1 << 62))
+    assert "failed       1e+308 : " in dlq(node, "show", topic, "0:5").out.decode()
+    assert len(dlq(node, "list", topic, "-n", "9", "--where", "died_at > now()").lines) == 2
+    client.dead_letters(topic).replay(only=[(0, 5)])
+
     ran = dlq(node, "replay", topic, "0:3-4", "0:99", "--format", "json")
     assert (ran.code, ran.objects[0]["sent"], ran.objects[0]["is_whole"]) == (0, 2, True)
     found = dlq(node, "list", topic, "--format", "json").objects
     assert [each["place"] for each in found] == ["0:0", "0:1", "0:2"]
     found = dlq(node, "list", topic, "--replayed", "--format", "json").objects
-    assert [each["place"] for each in found] == ["0:3", "0:4"]
+    assert [each["place"] for each in found] == ["0:3", "0:4", "0:5"]
     [stats] = dlq(node, "stats", topic, "--format", "json").objects
     assert (stats["total"], stats["replayed"], stats["by_exception"]) == (
-        5, 2, {"ValueError": 2, "KeyError": 1},
+        6, 3, {"ValueError": 2, "KeyError": 1},
     )  # fmt: skip
     assert f"{topic}.dlq: 3 dead letters" in dlq(node, "stats", topic).lines[0]
 

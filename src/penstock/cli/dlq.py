@@ -173,8 +173,7 @@ def show(
     if one.headers_left_out:
         lines.append(f"header       ({one.headers_left_out} more had no room)")
     for each in one.history:
-        at = output.iso_time(int(each.at * 1e6))
-        lines.append(f"failed       {at} {each.member}: {each.reason}")
+        lines.append(f"failed       {time_text(each.at)} {each.member}: {each.reason}")
     for line in lines:
         output.write_line(printable(line, None))
 
@@ -351,6 +350,11 @@ def spot(text: str) -> tuple[int, range]:
 
 def place_text(letter: DeadLetter) -> str:
     return f"{letter.record.partition}:{letter.record.offset}"
+
+
+def time_text(seconds: float) -> str:
+    """Of a header that anybody may have written."""
+    return output.iso_time(int(seconds * 1e6)) if abs(seconds) < 1e12 else str(seconds)
 
 
 def text_of(data: bytes | None) -> str:
