@@ -199,6 +199,15 @@ def test_a_replay_that_was_given_up_goes_on(client: penstock.Client, topic: str)
     assert came(client, topic) == once(50)
 
 
+def test_a_replay_that_finds_nothing_to_send_can_be_stopped(
+    client: penstock.Client, topic: str
+) -> None:
+    bury(client, topic, numbers(3), headers=(("penstock.replays", b"3"),))
+    replay = stepping(client.dead_letters(topic))
+    assert [*replay.run(lambda _: True)] == []
+    assert (replay.result.left, replay.result.is_whole) == ({"max_replays": 3}, False)
+
+
 def test_a_replay_that_begins_ends_the_one_before(client: penstock.Client, topic: str) -> None:
     bury(client, topic, numbers(50))
     queue = client.dead_letters(topic)
@@ -293,6 +302,11 @@ WRONG: list[tuple[Callable[[Any], object], type[Exception], str]] = [
     (lambda it: it.replay(limit=0), penstock.ConfigError, "limit=0 must lie between"),
     (lambda it: it.replay(max_replays=0), penstock.ConfigError, "max_replays=0"),
     (lambda it: it.replay(topics="x"), TypeError, "is a list of names"),
+    (lambda it: it.replay(to=it.topic), penstock.ConfigError, "they would be none any more"),
+    (
+        lambda it: it.replay(topics=[it.topic + ".replayed"]),
+        penstock.ConfigError, "they would be none any more",
+    ),
     (lambda it: it.replay(only=["0:1"]), TypeError, "name dead letters"),
     (lambda it: it.replay(partition=9), penstock.UnknownTopicError, "partitions 0 to 0, not 9"),
     (lambda it: it.replay(where="nope = 1"), penstock.ConfigError, "There are value, key, text"),

@@ -18,6 +18,7 @@ from typing import Final
 
 from penstock.client.deadletters.choice import LetterChoice
 from penstock.client.deadletters.reader import PAGE, LetterReader, LetterTopic
+from penstock.client.deadletters.replayed import SUFFIX as PROGRESS_SUFFIX
 from penstock.client.deadletters.replayed import ReplayedLetters
 from penstock.client.deadletters.story import SUFFIX, DeadLetter, LetterPlace
 from penstock.client.transactions.producer import TransactionalProducer
@@ -103,12 +104,15 @@ def allowed_topics(
     name: str, topics: Collection[str] | None, to: str | None, *, dry_run: bool
 ) -> frozenset[str] | None:
     """The topics that dead letters of the topic `name` may go to. Who may write dead letters could
-    else have others write wherever they may. Raises `ConfigError` where nobody says so."""
+    else have others write wherever they may. Raises `ConfigError` where nobody says so, and for the
+    topic of dead letters itself."""
     if topics is not None:
         if isinstance(topics, str):
             raise TypeError(f"topics={topics!r} is a list of names")
-        return frozenset(topics)
+        _check_not_itself(name, topics)
+        return frozenset(topics)  # `to` is to be one of them
     if to is not None:
+        _check_not_itself(name, [to])
         return None
     if name.endswith(SUFFIX):
         return frozenset([name.removesuffix(SUFFIX)])
@@ -118,6 +122,15 @@ def allowed_topics(
         f"{name!r} may have dead letters of any topic: name those to which may be sent by "
         "topics=[...] (--topic); a dry run shows which there are"
     )
+
+
+def _check_not_itself(name: str, topics: Collection[str]) -> None:
+    for topic in topics:
+        if topic in (name, name + PROGRESS_SUFFIX):
+            raise er.ConfigError(
+                f"dead letters of {name!r} would be sent to {topic!r}, where they would be none "
+                "any more: name the topic of a work queue"
+            )
 
 
 class Replay:
@@ -134,7 +147,8 @@ class Replay:
         self._send_at = 0.0
 
     def run(self, pause: Pause) -> Iterator[ReplayResult]:
-        """Tells after each transaction how far it is, and between two of them may be given up.
+        """Tells after each transaction, and each page without any to send, how far it is. There it
+        may be given up, by `pause` too, which is also asked to wait where a rate says so.
         Raises `ProducerFencedError` once another replay of the topic begins."""
         try:
             with ExitStack() as stack:
@@ -183,6 +197,10 @@ class Replay:
         for page in reader.pages():
             result.foreign, result.already = reader.foreign, reader.passed
             chosen = self._chosen(page)
+            if not chosen:
+                if pause(0.0):
+                    return
+                yield result
             while chosen:
                 count = self._burst()
                 part, chosen = chosen[:count], chosen[count:]
