@@ -85,7 +85,7 @@ def make(settings: dict[str, Any]) -> typer.Typer:
 
 @contextmanager
 def queue_of(env: Env, topic: str, exact: bool) -> Iterator[DeadLetterQueue]:
-    """What is asked. DuckDB that is missing is an error of usage."""
+    """The queue of a command. DuckDB that is missing is an error of usage."""
     with env.connect() as client:
         try:
             yield client.dead_letters(topic, exact=exact, timeout=env.timeout)
@@ -332,7 +332,7 @@ def purge(
 
 # --- places and texts -----------------------------------------------------------------------------
 def spots(places: list[str] | None) -> list[tuple[int, range]] | None:
-    """What `only` takes; None: all."""
+    """Places as `only` takes them; None: all."""
     return [spot(each) for each in places] if places else None
 
 

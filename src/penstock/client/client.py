@@ -157,7 +157,7 @@ class Client(Closing):
     def dead_letters(
         self, topic: str, *, exact: bool = False, timeout: float = 15.0
     ) -> DeadLetterQueue:
-        """What share groups gave up of this topic: to look at, to count, to send again; see
+        """The dead letters of this topic: to look at, to count, to send again; see
         `DeadLetterQueue`. They are in `<topic>.dlq`, unless workers said `dead_letters="..."`: then
         name that topic, with `exact=True`. `timeout` bounds each request in seconds."""
         self._check_open()

@@ -157,7 +157,7 @@ class Client(AsyncClosing):
     def dead_letters(
         self, topic: str, *, exact: bool = False, timeout: float = 15.0
     ) -> DeadLetterQueue:
-        """What share groups gave up of this topic; see `penstock.Client.dead_letters`."""
+        """The dead letters of this topic; see `penstock.Client.dead_letters`."""
         self._check_open()
         return DeadLetterQueue(
             BlockingDeadLetterQueue(

@@ -23,8 +23,8 @@ def scanning(
     timeout: float,
     records_max: int | None = None,
 ) -> Iterator[list[Chunk]]:
-    """What each poll brings of these spans, at most so many records. The consumer reads nothing
-    else. Raises `PenstockTimeout` after `timeout` seconds without any progress."""
+    """Chunks of these spans, as each poll brings them, at most so many records. The consumer reads
+    nothing else. Raises `PenstockTimeout` after `timeout` seconds without any progress."""
     left = {name: span for name, span in spans.items() if span[0] < span[1]}
     consumer.assign(left)
     for name, (start, _) in left.items():
@@ -49,7 +49,7 @@ def scanning(
 
 
 def _within(batch: RecordBatch, spans: Mapping[TopicPartition, Span]) -> Iterator[Chunk]:
-    """What of a batch lies below the ends."""
+    """The rows of a batch below the ends."""
     for chunk in batch.chunks:
         _, end = spans[chunk.topic, chunk.partition]
         stop = chunk.columns.first_at(end)

@@ -51,7 +51,7 @@ class LetterChoice:
         return cls(numbers, None if only is None else _runs(only), found)
 
     def span(self, partition: int, start: int, end: int) -> Run:
-        """What is to be read of a partition that goes from `start` to `end`; start >= end:
+        """The offsets to read of a partition that goes from `start` to `end`; start >= end:
         nothing."""
         if self.partitions is not None and partition not in self.partitions:
             return start, start

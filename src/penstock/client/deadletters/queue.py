@@ -162,8 +162,8 @@ class DeadLetterQueue(Shown):
             again: also send what was sent by an earlier replay.
             dry_run: send nothing, change nothing, tell what would be sent.
             to: send to this topic, and not to those that they came from.
-            topics: those that may be sent to. Default: for "orders.dlq" it is "orders" alone. Who
-                may write dead letters could otherwise have others write to any topic.
+            topics: those that may be sent to. Default: for "orders.dlq" it is "orders" alone. A
+                writer of dead letters could otherwise have others write to any topic.
             on_progress: told the result so far, after each transaction.
 
         Raises `ProducerFencedError` where another replay of these dead letters begins: that one

@@ -4,7 +4,8 @@
 
 A letter and its bit count together or not, so what is killed goes on where it was, and no letter is
 sent twice unless that is asked for. A replay that begins fences the one before (see
-`penstock.client.transactions.progress_topic`). What cannot be sent is left, counted and told.
+`penstock.client.transactions.progress_topic`). A letter that cannot be sent is left, counted
+and told.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ Pause = Callable[[float], bool]
 
 @dataclass(slots=True)
 class ReplayResult:
-    """What a replay has done; with `dry_run`, what it would do.
+    """The outcome of a replay, or of a `dry_run`.
 
     `sent`: records that were sent again, and `by_topic` where to. `doubled`: further dead letters
     of records that this run has sent. `already`: met, and sent by an earlier replay. `unmatched`:
@@ -103,9 +104,9 @@ class ReplayPlan:
 def allowed_topics(
     name: str, topics: Collection[str] | None, to: str | None, *, dry_run: bool
 ) -> frozenset[str] | None:
-    """The topics that dead letters of the topic `name` may go to. Who may write dead letters could
-    else have others write wherever they may. Raises `ConfigError` where nobody says so, and for the
-    topic of dead letters itself."""
+    """The topics that dead letters of the topic `name` may go to. A writer of dead letters could
+    else have others write wherever they may. Raises `ConfigError` where nobody says so, and for
+    the topic of dead letters itself."""
     if topics is not None:
         if isinstance(topics, str):
             raise TypeError(f"topics={topics!r} is a list of names")
@@ -330,7 +331,7 @@ class Replay:
     def _forget(
         self, producer: TransactionalProducer, replays: ReplayedLetters, starts: dict[int, int]
     ) -> None:
-        """What is known of dead letters that were removed goes, too."""
+        """Forget bits of dead letters that were removed."""
         gone = [*replays.forgotten(starts)]
         for first in range(0, len(gone), PAGE):
             with producer.transaction():

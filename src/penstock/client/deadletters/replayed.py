@@ -27,8 +27,8 @@ Mark = tuple[int, int, int]
 
 
 class ReplayedLetters:
-    """See the module. `topic_id`: of the dead letters, in hexadecimal; what is known of a topic of
-    the same name that was there before counts for nothing."""
+    """The bits, as a run knows them. `topic_id`: of the dead letters, in hexadecimal. Bits of an
+    earlier topic of the same name count for nothing."""
 
     def __init__(self, topic_id: str) -> None:
         self._topic_id = topic_id

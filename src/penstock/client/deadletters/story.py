@@ -1,4 +1,4 @@
-"""What a dead letter tells: its headers, as they are written and read.
+"""The headers of a dead letter, as they are written and read.
 
     penstock.dlq.*        the story: which record it is, of which group, why; not the record's own
     penstock.dlq.earlier  JSON: the story that the record itself had, as a dead letter of elsewhere
@@ -131,7 +131,7 @@ class DeadLetter:
 def letter_of(
     record: Record, leader_epoch: int = 0, *, is_replayed: bool = False
 ) -> DeadLetter | None:
-    """What a record of a topic of dead letters tells; None: it is none of ours."""
+    """The dead letter in a record of their topic; None: it is none of ours."""
     told = {
         name[len(PREFIX) :]: value or b""
         for name, value in record.headers

@@ -103,7 +103,7 @@ class LetterFilter:
 
 
 def _hint(message: str) -> str:
-    """What DuckDB does not say."""
+    """Advice beside a message of DuckDB."""
     for word in ("offset", "group"):
         if f'at or near "{word}"' in message:
             return f' ({word} is a word of SQL: write the column as "{word}", in double quotes)'

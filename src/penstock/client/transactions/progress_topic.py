@@ -1,10 +1,10 @@
 """A compacted topic in which work says how far it is, as records of its own transactions.
 
     a run begins      its transactional id fences the run before, and ends what that left open
-    it writes a token and reads until it sees it: all that counted stands before that
+    it writes a token and reads until it sees it: all that counted is before that
     each transaction  what was done, and how far that is: both count, or neither
 
-Who works, and what its records say, is the caller's.
+The caller decides who works and what the records say.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def check_progress_topic(admin: Admin, name: str, advice: str) -> None:
 def fenced(
     producer: TransactionalProducer, consumer: Consumer, name: str
 ) -> Iterator[tuple[bytes, bytes | None]]:
-    """Keys and values that stand in the topic, oldest first, once no other run can add any. The
+    """Keys and values of the topic, oldest first, once no other run can add any. The
     consumer reads the topic from its beginning, what is committed."""
     token = os.urandom(16)
     with producer.transaction():
