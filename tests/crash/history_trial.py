@@ -366,6 +366,8 @@ class Trial:
         admin, group = client.admin(), self.roster.group(guarantee)
         isolation = self.roster.isolation[guarantee]
         last = self._last_records(client, isolation, self.roster.topics_of(guarantee))
+        if guarantee == SHARED:
+            self.roster.finish_jobs()
 
         def committed() -> dict[Place, int]:
             self._check()

@@ -169,6 +169,15 @@ class Roster:
             },
         }
 
+    def finish_jobs(self) -> None:
+        """A busy machine leaves many: one more worker does nothing else, and who replaces another
+        one no longer kills itself."""
+        for hand in self.members[SHARED]:
+            hand.plan["suicide"] = 0.0
+        plan = {**self._worker(), "finishes": True}
+        plan["options"]["max_records"] = 500
+        self.members[SHARED].append(self._hire(plan))
+
     def _transactional(self) -> dict[str, Any]:
         """What a dead one left open ends well before a trial gives up on it."""
         rng = self._rng

@@ -96,6 +96,13 @@ class Workplace:
             if stage.ending or rng.random() < 0.01:
                 return
 
+    def finish(self) -> None:
+        """As much as there is, and all of it is done."""
+        jobs = self.consumer.poll(timeout=POLL_SECONDS)
+        self.take(jobs)
+        self.answer(jobs, "ack")
+        self.flush()
+
     def flush(self) -> None:
         """All answers are kept, but those that are counted as late."""
         self.consumer.flush(WAIT_MAX)
@@ -110,6 +117,9 @@ def work(stage: Stage) -> None:
     with stage.connect() as client:
         mine = Workplace(stage, client)
         while not stage.ending:
+            if stage.plan.get("finishes"):
+                mine.finish()
+                continue
             mine.loop() if rng.random() < 0.3 else mine.poll()
             if rng.random() < 0.4:
                 mine.flush()
