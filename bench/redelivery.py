@@ -93,7 +93,8 @@ def _kill(
     door: Door, topic: str, session_timeout: float, producer: Producer, other: ShareConsumer
 ) -> float:
     """Seconds from the kill of a worker until the other one has its job."""
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__])  # so that no kill waits for an interpreter
     holds = context.Event()
     process = context.Process(
         target=victim, args=(door, topic, session_timeout, holds), daemon=True
