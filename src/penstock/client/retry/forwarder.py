@@ -136,9 +136,7 @@ class Forwarder:
             )
             letter = DeadRecord(story.topic, told)
             headers = with_story(own, letter, self._group, story.timestamp)
-            return send(
-                to, record.value, key=record.key, headers=headers, priority=record.priority
-            )
+            return send(to, record.value, key=record.key, headers=headers, priority=record.priority)
 
         try:
             return sent(failed.story)
