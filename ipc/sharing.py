@@ -33,12 +33,14 @@ Reason = Annotated[str, msgspec.Meta(max_length=REASON_MAX)]
 
 class ShareSettings(msgspec.Struct, frozen=True, array_like=True):
     """How a share group delivers. `start`: where it begins with a partition, "earliest" or
-    "latest". Seconds; 0 deliveries: no end."""
+    "latest". `max_lease`: what a worker has for a record without asking for more time. Seconds; 0
+    deliveries, a lease of 0: no end."""
 
     max_deliveries: int = 5
     backoff_min: float = 1.0
     backoff_max: float = 300.0
     start: str = "earliest"
+    max_lease: float = 0.0
 
 
 class PartitionEnds(msgspec.Struct, frozen=True, array_like=True):
@@ -65,8 +67,15 @@ class DelayedRuns(msgspec.Struct, frozen=True, array_like=True):
     due_us: Offset
 
 
+class ExtendedRuns(msgspec.Struct, frozen=True, array_like=True):
+    """Records that the worker is still at: their lease does not end for so many seconds."""
+
+    runs: Runs
+    seconds: float
+
+
 class LeaseAnswer(msgspec.Struct, frozen=True, array_like=True):
-    """What became of records of a lease. Those not named stay leased."""
+    """What became of records of a lease. Those not named stay leased. `extended` counts first."""
 
     topic_id: TopicId
     partition: Number
@@ -76,6 +85,7 @@ class LeaseAnswer(msgspec.Struct, frozen=True, array_like=True):
     failed: Annotated[list[FailedRuns], msgspec.Meta(max_length=RUNS_MAX)] = []
     rejected: Annotated[list[FailedRuns], msgspec.Meta(max_length=RUNS_MAX)] = []
     delayed: Annotated[list[DelayedRuns], msgspec.Meta(max_length=RUNS_MAX)] = []
+    extended: Annotated[list[ExtendedRuns], msgspec.Meta(max_length=RUNS_MAX)] = []
 
 
 class HeldLease(msgspec.Struct, frozen=True, array_like=True):

@@ -9,13 +9,13 @@ from __future__ import annotations
 from penstock.cluster.shares.groups import GrantedRecords as GrantedRecords
 from penstock.cluster.shares.groups import KnownEnds as KnownEnds
 from penstock.cluster.shares.groups import ShareGroups as ShareGroups
-from penstock.cluster.shares.groups import SharePolicy as SharePolicy
 from penstock.cluster.shares.groups import runs_of as runs_of
 from penstock.cluster.shares.limits import ShareLimits as ShareLimits
 from penstock.cluster.shares.machine import LeaseAnswered as LeaseAnswered
 from penstock.cluster.shares.machine import LeaseGranted as LeaseGranted
 from penstock.cluster.shares.machine import ShareDecision as ShareDecision
 from penstock.cluster.shares.machine import SharePartition as SharePartition
+from penstock.cluster.shares.policy import SharePolicy as SharePolicy
 from penstock.cluster.shares.runs import Run as Run
 from penstock.cluster.shares.runs import Runs as Runs
 from penstock.cluster.shares.share_log import LoggedShare as LoggedShare

@@ -16,13 +16,13 @@ from typing import Final, NamedTuple
 import msgspec
 
 from penstock.cluster.decisions import Decision, Record
-from penstock.cluster.shares.limits import ShareLimits
 from penstock.cluster.shares.machine import (
     LeaseAnswered,
     LeaseGranted,
     ShareDecision,
     SharePartition,
 )
+from penstock.cluster.shares.policy import SharePolicy, decode_policy
 from penstock.cluster.shares.runs import Runs, count
 from penstock.cluster.shares.share_log import DELTA, SNAPSHOT, LoggedShare, Place, Uniform
 from penstock.cluster.shares.state import FailedDelivery
@@ -34,6 +34,8 @@ PARTITIONS_MAX: Final = 1000
 TOMBSTONES_MAX: Final = 500
 WAKES_MAX: Final = 100
 """Partitions that one tick wakes."""
+EXPIRY_STEPS: Final = 20
+"""An old lease ends late by up to one of so many parts of `max_lease`."""
 BURY_WITHIN: Final = 30.0
 """Seconds that a member has for a dead letter before another one is asked to write it."""
 LEASE_RUNS_MAX: Final = 500
@@ -41,29 +43,6 @@ LEASE_RUNS_MAX: Final = 500
 
 _encode: Final = msgspec.msgpack.Encoder().encode
 _decode_key: Final = msgspec.msgpack.Decoder().decode
-
-
-class SharePolicy(msgspec.Struct, frozen=True, array_like=True):
-    """How a group delivers, and where it begins with a partition."""
-
-    max_deliveries: int = 5
-    backoff_min: float = 1.0
-    backoff_max: float = 300.0
-    start: str = "earliest"
-
-    def limits(self) -> ShareLimits:
-        """Raises `ConfigError` for what nobody may ask."""
-        if self.start not in ("earliest", "latest"):
-            raise ConfigError(f"start: {self.start!r} is not 'earliest' or 'latest'")
-        return ShareLimits(
-            max_deliveries=self.max_deliveries,
-            backoff_min=self.backoff_min,
-            backoff_max=self.backoff_max,
-            runs_max=1000,
-        )
-
-
-_decode_policy: Final = msgspec.msgpack.Decoder(SharePolicy).decode
 
 
 class KnownEnds(NamedTuple):
@@ -167,10 +146,12 @@ class ShareGroups:
         group = self._groups.setdefault(name, ShareGroup())
         group.is_set = value is not None
         if value is not None:
-            group.policy = _decode_policy(value)
+            group.policy = decode_policy(value)
             limits = group.policy.limits()
             for share in group.partitions.values():
                 share.limit(limits)
+                self._planned.pop((name, share.place), None)
+                self._plan(name, share)
         self._forget_void(name)
 
     def _forget_void(self, name: str) -> None:
@@ -178,14 +159,21 @@ class ShareGroups:
         if not group.is_set and not group.partitions:
             del self._groups[name]
 
-    def _plan(self, name: str, share: LoggedShare) -> None:
+    def _plan(self, name: str, share: LoggedShare, looked: float | None = None) -> None:
+        """When time does something with it next. `looked`: nothing was to be done then."""
         key = (name, share.place)
         if share.is_snapshot_due:
             self._large[key] = None
-        due_us = share.machine.next_due_us() if share.machine is not None else None
-        if due_us is not None and due_us / 1e6 < self._planned.get(key, float("inf")):
-            self._planned[key] = due_us / 1e6
-            heapq.heappush(self._due, (due_us / 1e6, *key))
+        if share.machine is None:
+            return
+        due_us, end_us = share.machine.next_due_us(), share.machine.first_end_us()
+        due = [due_us / 1e6] if due_us is not None else []
+        if end_us is not None and key not in self._planned:
+            step = share.limits.max_lease / EXPIRY_STEPS
+            due.append(max(end_us / 1e6, 0.0 if looked is None else looked + step))
+        if due and min(due) < self._planned.get(key, float("inf")):
+            self._planned[key] = min(due)
+            heapq.heappush(self._due, (min(due), *key))
 
     def names(self) -> Collection[str]:
         return self._groups.keys()
@@ -251,6 +239,14 @@ class ShareGroups:
         return self._answered(
             name, place, "delayed", lambda it: it.delay(_us(now), lease, runs, due_us), runs, by
         )
+
+    def extend(
+        self, now: float, name: str, place: Place, lease: int, runs: Runs, seconds: float
+    ) -> Decision[LeaseAnswered]:
+        def decide(machine: SharePartition) -> ShareDecision[LeaseAnswered]:
+            return machine.extend(_us(now), lease, runs, seconds)
+
+        return self._answered(name, place, "extended", decide, runs)
 
     def reject(
         self, now: float, name: str, place: Place, lease: int, runs: Runs, reason: str, by: str
@@ -440,22 +436,27 @@ class ShareGroups:
         return self._due[0][0] if self._due else None
 
     def tick(self, now: float) -> Decision[None]:
-        """What is due by now is ready again."""
+        """What is due by now is ready again, and what workers had for too long."""
         records: list[Record] = []
         notify: frozenset[str] = frozenset()
         while self._due and self._due[0][0] <= now and len(records) < WAKES_MAX:
-            _, name, place = heapq.heappop(self._due)
-            self._planned.pop((name, place), None)
+            at, name, place = heapq.heappop(self._due)
+            if self._planned.get((name, place)) != at:
+                continue  # it was planned for another time since
+            del self._planned[name, place]
             share = self._share(name, place)
             if share is None or share.machine is None:
                 continue
-            deltas, woken = share.machine.wake(_us(now))
-            if deltas:
+            woken, old = share.machine.wake(_us(now)), share.machine.expire(_us(now))
+            if deltas := woken.deltas + old.deltas:
                 records.append(share.record_of(deltas))
-                self._groups[name].counts["woken"] += woken
-                notify |= self._called(name, woken)
+                counts = self._groups[name].counts
+                counts["woken"] += woken.answer
+                counts["timed_out"] += old.answer.settled
+                counts["condemned"] += old.answer.condemned
+                notify |= self._called(name, woken.answer + old.answer.settled)
             else:
-                self._plan(name, share)
+                self._plan(name, share, looked=now)
         return Decision(tuple(records), None, notify)
 
     def snapshots(self) -> Iterator[Decision[None]]:

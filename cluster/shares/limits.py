@@ -24,6 +24,13 @@ class ShareLimits:
     delay_max: float = 365 * 86_400.0
     """Seconds that a worker may have a failed record wait."""
 
+    max_lease: float = 0.0
+    """Seconds that a worker has for a record before others get it, unless it asks for more time.
+    0: as long as it lives."""
+
+    extend_max: float = 365 * 86_400.0
+    """Seconds that a worker may ask for at once."""
+
     blocks_max: int = 256
     """Blocks of 4,096 offsets in which some record is not done yet. Each takes 40 KB. Where there
     are so many, no further record is delivered before one of them is done."""

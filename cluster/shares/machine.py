@@ -1,10 +1,10 @@
 """The share group machine: which worker has which record of one partition, and what became of it.
 
 **Theory.** Many workers share a partition, each record with one of them at a time. A lease belongs
-to a member for as long as that lives: no clock takes a record from who works on it. What the
-members do is decided by the coordinator and kept in its log, not beside the records (decision
-0081). A lease has a number that is never used again, so what a former holder answers late is stale
-and changes nothing.
+to a member for as long as that lives: no clock takes a record from who works on it, unless the
+group has a `max_lease`, for handlers that never return. What the members do is decided by the
+coordinator and kept in its log, not beside the records (decision 0081). A lease has a number that
+is never used again, so what a former holder answers late is stale and changes nothing.
 
 | state | event | then |
 |---|---|---|
@@ -16,6 +16,7 @@ and changes nothing.
 | leased | `fail` | waiting, or ready without a delay; condemned at `max_deliveries` |
 | leased | `reject` | condemned |
 | leased | `leave`: its member is gone | suspect; condemned at `max_deliveries` |
+| leased | `expire`: longer than `max_lease`, not extended | ready; or condemned, as above |
 | suspect | `lease` | leased alone, delivered once more |
 | waiting | `wake`, once it is due | ready |
 | condemned | `bury`: its dead letter is written | dead |
@@ -39,7 +40,7 @@ from typing import Final, Generic, NamedTuple, TypeVar
 from penstock.cluster.shares import records as rec
 from penstock.cluster.shares.limits import ShareLimits
 from penstock.cluster.shares.runs import Run, Runs, checked, count, joined, packed, without
-from penstock.cluster.shares.state import FailedDelivery, ShareSnapshot, ShareState
+from penstock.cluster.shares.state import FailedDelivery, ShareLease, ShareSnapshot, ShareState
 from penstock.cluster.shares.window import (
     CONDEMNED,
     DEAD,
@@ -54,6 +55,8 @@ from penstock.core.errors import ConfigError, ResourceLimitError
 
 T_co = TypeVar("T_co", covariant=True)
 MEMBER_BYTES_MAX: Final = 200
+EXPIRED_MAX: Final = 60
+"""Deltas of one decision about leases that are too old."""
 
 
 class ShareDecision(NamedTuple, Generic[T_co]):
@@ -284,10 +287,7 @@ class SharePartition:
                 f"delay: {delay!r} is not between 0 and delay_max, {self.limits.delay_max} seconds"
             )
         held, stale = self._held(lease, runs)
-        deltas = list(self._told(now_us, lease, held, reason))
-        condemned, again = self._by_fate(held)
-        if condemned:
-            deltas.append(rec.Settled(lease, CONDEMNED, packed(condemned)))
+        deltas, condemned, again = self._failed(now_us, lease, held, reason)
         number = self._state.numbers
         for deliveries, waiting in again.items():
             wait = self._backoff(deliveries) if delay is None else delay
@@ -301,6 +301,20 @@ class SharePartition:
             tuple(deltas), LeaseAnswered(count(held), stale, condemned=count(condemned))
         )
 
+    def extend(
+        self, now_us: int, lease: int, runs: Iterable[Sequence[int]], seconds: float
+    ) -> ShareDecision[LeaseAnswered]:
+        """Their worker is still at it: its lease does not end for so many seconds."""
+        if not 0.0 < seconds <= self.limits.extend_max:
+            raise ConfigError(
+                f"seconds: {seconds!r} is not above 0, and up to {self.limits.extend_max:g}"
+            )
+        held, stale = self._held(lease, runs)
+        until = now_us + int(seconds * 1e6)
+        is_bound = bool(held and self.limits.max_lease)
+        deltas = (rec.Extended(lease, until, packed(held)),) if is_bound else ()
+        return ShareDecision(deltas, LeaseAnswered(count(held), stale))
+
     def leave(self, now_us: int, member: str, reason: str) -> ShareDecision[LeaseAnswered]:
         """The member is gone: what it had goes to others at once."""
         deltas: list[rec.Delta] = []
@@ -309,13 +323,8 @@ class SharePartition:
             if lease.member != member:
                 continue
             held = self._state.window.held(lease.runs, LEASED, number)
-            deltas += self._told(now_us, number, held, reason)
-            condemned, again = self._by_fate(held)
-            back = joined(sorted(run for runs in again.values() for run in runs))
-            for state, runs in ((CONDEMNED, condemned), (SUSPECT, back)):
-                if runs:
-                    deltas.append(rec.Settled(number, state, packed(runs)))
-            settled, dead = settled + count(held), dead + count(condemned)
+            dead += self._taken(now_us, number, held, reason, SUSPECT, deltas)
+            settled += count(held)
         return ShareDecision(tuple(deltas), LeaseAnswered(settled, (), dead))
 
     def keep_only(self, member: str, leases: Collection[int]) -> ShareDecision[int]:
@@ -331,6 +340,30 @@ class SharePartition:
         return ShareDecision(tuple(deltas), settled)
 
     # --- what time and operators do ---
+    def first_end_us(self) -> int | None:
+        """When `expire` may have something to do, or later where the oldest lease was extended."""
+        oldest = next(iter(self._state.leases.values()), None)
+        return None if oldest is None or not self.limits.max_lease else self._end_us(oldest)
+
+    def _end_us(self, lease: ShareLease) -> int:
+        return lease.at_us + int(self.limits.max_lease * 1e6)
+
+    def expire(self, now_us: int) -> ShareDecision[LeaseAnswered]:
+        """Of leases that are too old others get what nobody asked more time for, a bounded part of
+        it. Each of these deliveries counts."""
+        deltas: list[rec.Delta] = []
+        settled = dead = 0
+        for number, lease in self._state.leases.items() if self.limits.max_lease else ():
+            if self._end_us(lease) > now_us or len(deltas) >= EXPIRED_MAX:
+                break
+            held = self._state.window.held(lease.runs, LEASED, number)
+            for until, runs in lease.extended:
+                held = without(held, runs) if until > now_us else held
+            reason = f"no answer for max_lease, {self.limits.max_lease:g} s"
+            dead += self._taken(now_us, number, held, reason, READY, deltas)
+            settled += count(held)
+        return ShareDecision(tuple(deltas), LeaseAnswered(settled, (), dead))
+
     def wake(self, now_us: int) -> ShareDecision[int]:
         """What is due by now is ready. How many those are."""
         deltas, woken = [], 0
@@ -375,6 +408,27 @@ class SharePartition:
         cut = reason.encode(errors="replace")[: self.limits.reason_bytes_max]
         member = self._state.leases[lease].member
         return (rec.DeliveryFailed(member, now_us, cut.decode(errors="ignore"), packed(held)),)
+
+    def _taken(
+        self, now_us: int, lease: int, held: Runs, reason: str, state: int, deltas: list[rec.Delta]
+    ) -> int:
+        """Take these from a member that gave no answer, by further deltas. How many of them are
+        condemned; the others have this state."""
+        told, condemned, again = self._failed(now_us, lease, held, reason)
+        deltas += told
+        if back := joined(sorted(run for runs in again.values() for run in runs)):
+            deltas.append(rec.Settled(lease, state, packed(back)))
+        return count(condemned)
+
+    def _failed(
+        self, now_us: int, lease: int, held: Runs, reason: str
+    ) -> tuple[list[rec.Delta], Runs, dict[int, Runs]]:
+        """What is logged of a delivery that failed; what is condemned by it; and the others."""
+        deltas = list(self._told(now_us, lease, held, reason))
+        condemned, again = self._by_fate(held)
+        if condemned:
+            deltas.append(rec.Settled(lease, CONDEMNED, packed(condemned)))
+        return deltas, condemned, again
 
     def _by_fate(self, held: Runs) -> tuple[Runs, dict[int, Runs]]:
         """What had its last delivery; and the others, by the number of theirs."""

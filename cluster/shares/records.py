@@ -73,7 +73,15 @@ class Sought(msgspec.Struct, frozen=True, array_like=True, tag=5):
     start: int
 
 
-Delta: TypeAlias = Begun | Leased | Settled | Postponed | DeliveryFailed | Woken | Sought
+class Extended(msgspec.Struct, frozen=True, array_like=True, tag=7):
+    """A lease of these records does not end before `until_us`, however old it is."""
+
+    lease: int
+    until_us: int
+    runs: list[int]
+
+
+Delta: TypeAlias = Begun | Leased | Settled | Postponed | DeliveryFailed | Woken | Sought | Extended
 
 _ENCODER: Final = msgspec.msgpack.Encoder()
 _DECODER: Final = msgspec.msgpack.Decoder(list[Delta])

@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from penstock.cluster.shares import records as rec
-from penstock.cluster.shares.runs import Runs, count, unpacked
+from penstock.cluster.shares.runs import Runs, count, joined, unpacked, without
 from penstock.cluster.shares.window import (
     CONDEMNED,
     DEAD,
@@ -24,17 +24,21 @@ FAILURES_KEPT: Final = 5
 """Failures of a record that its dead letter tells: the newest ones."""
 FAILURES_MAX: Final = 10_000
 """Records whose failures are kept; of others only the number of deliveries is known."""
+EXTENSIONS_MAX: Final = 64
+"""Different ends that the records of one lease have; with more, the soonest two become one."""
 
 
 class ShareLease(msgspec.Struct, frozen=True, array_like=True):
     """`runs`: what it was given; `left`: how many of those it has still to answer for. `is_alone`:
-    its member works on nothing else."""
+    its member works on nothing else. `extended`: (until, runs), apart from each other: what does
+    not end before that time, however old the lease is."""
 
     member: str
     at_us: int
     runs: Runs
     left: int
     is_alone: bool = False
+    extended: tuple[tuple[int, Runs], ...] = ()
 
 
 class Postponement(NamedTuple):
@@ -150,6 +154,8 @@ class ShareState:
                 self._answered(delta.lease, runs)
             case rec.DeliveryFailed():
                 self._failed(delta)
+            case rec.Extended():
+                self._extended(delta)
             case rec.Woken():
                 window.put(unpacked(delta.runs), READY)
                 over = heapq.heappop(self.waits)
@@ -165,6 +171,15 @@ class ShareState:
                 self.failures[offset] = [*kept[1 - FAILURES_KEPT :], told]
         while len(self.failures) > FAILURES_MAX:
             del self.failures[next(iter(self.failures))]
+
+    def _extended(self, delta: rec.Extended) -> None:
+        lease, runs = self.leases[delta.lease], unpacked(delta.runs)
+        kept = [(until, without(others, runs)) for until, others in lease.extended]
+        ends = sorted([*((until, left) for until, left in kept if left), (delta.until_us, runs)])
+        if len(ends) > EXTENSIONS_MAX:
+            (_, soonest), (until, next_one) = ends[:2]
+            ends[:2] = [(until, joined(sorted((*soonest, *next_one))))]
+        self.leases[delta.lease] = msgspec.structs.replace(lease, extended=tuple(ends))
 
     def _answered(self, lease: int, runs: Runs) -> None:
         if lease:

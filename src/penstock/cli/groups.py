@@ -116,10 +116,15 @@ def _write(env: Env, group: GroupDescription, shares: ShareGroupDescription | No
         )  # fmt: skip
 
 
+def _lease(shares: ShareGroupDescription) -> str:
+    return "" if shares.max_lease is None else f"leases of {shares.max_lease:g} s, "
+
+
 def _write_share(shares: ShareGroupDescription) -> None:
     times = shares.max_deliveries or "any number of"
     output.write_line(
         f"shared: {times} deliveries, backoff {shares.backoff[0]:g} to {shares.backoff[1]:g} s, "
+        f"{_lease(shares)}"
         f"{output.counted(shares.lag, 'record')} not done"
     )
     now = time.time()

@@ -90,6 +90,7 @@ class ShareOptions(TypedDict, total=False):
     max_deliveries: int | None
     backoff: tuple[float, float]
     start: Literal["earliest", "latest"]
+    max_lease: float | None
     max_records: int
     prefetch_bytes: int
     ack_interval: float

@@ -76,6 +76,7 @@ NOT_IN_A_LOOP: dict[type, dict[str, str]] = {
         "after_fork_in_child": "asked by penstock.client.fork_safety, of the consumer within",
         "brought": "for who carries `polling` out",
         "handing_out": "for the loops over it",
+        "on_extension": "by which the loop sends what asks for more time",
     },
     DeadLetterQueue: {"replaying": "for who carries `replay` out"},
     Producer: SENDING,

@@ -284,3 +284,27 @@ def test_every_offset_gets_exactly_one_answer_whatever_is_lost(steps):
     note(taken_in(leases))
     assert got == said
     assert offsets(held.left) == [offset for offset in range(20) if offset not in said]
+
+
+def test_more_time_is_asked_for_by_itself_and_answers_for_nothing():
+    leases, held, counts = leases_of((0, 3))
+    job, other = job_at(0, held, leases), job_at(1, held, leases)
+    sent = []
+    leases.extending = lambda: sent.append(taken_in(leases))
+    assert job.extend(30.0)
+    assert sent[0][0].extended == [sh.ExtendedRuns([(0, 1)], 30.0)]
+    assert (held.left, counts["extended"], counts["acked"]) == (((0, 3),), 1, 0)
+    leases.extending = None
+    assert other.extend(5)
+    assert held.unanswered == ((0, 3),), "closing gives it back all the same"
+    other.ack()
+    [answer] = taken_in(leases, stale=[(0, 1)])
+    assert (answer.accepted, answer.extended) == ([(1, 2)], [sh.ExtendedRuns([(1, 2)], 5.0)])
+    assert held.left == ((2, 3),), "what others have by now is no longer held"
+    assert not job.extend(1.0)
+    assert not other.extend(1.0), "it is answered for"
+    leases.forget()
+    assert not job_at(2, held, leases).extend(1.0)
+    for bad in (0.0, -1, float("nan"), 4e7):
+        with pytest.raises(ConfigError, match="seconds"):
+            job.extend(bad)

@@ -308,3 +308,51 @@ def test_bad_policies_and_too_many_partitions_are_refused_by_name():
     ends = [KnownEnds((TOPICS[0], number), 0, 1) for number in range(1001)]
     with pytest.raises(ResourceLimitError, match="PARTITIONS_MAX"):
         shell.machine.acquire(0.0, "red", "m", 1, ends, TOPICS)
+
+
+def test_a_lease_that_is_too_old_goes_to_who_waits_and_one_that_was_extended_stays():
+    shell, place = Shell(), PLACES[0]
+    shell.decide(shell.machine.configure("red", SharePolicy(2, max_lease=10.0)))
+    hung = acquired(shell, 1, 3).granted[0].granted
+    busy = acquired(shell, 1, 3, member="busy").granted[0].granted
+    acquired(shell, 1, 3, member="quick")
+    acquired(shell, 1, 3, member="x")
+    shell.decide(shell.machine.extend(4.0, "red", place, busy.lease, busy.runs, 30.0))
+    for now in (0.0, 9.9):
+        assert shell.machine.tick(now).records == ()
+    shell.decide(shell.machine.configure("red", SharePolicy(2, max_lease=5.0)))
+    decision = shell.machine.tick(10.0)
+    assert decision.notify == {"x"}
+    shell.decide(decision)
+    counts = shell.machine.counts("red")
+    assert (counts["timed_out"], counts["extended"]) == (2, 1)
+    late = shell.decide(shell.machine.accept("red", place, hung.lease, hung.runs))
+    assert late.stale == hung.runs
+    late = shell.decide(shell.machine.extend(11.0, "red", place, hung.lease, hung.runs, 1.0))
+    assert late.stale == hung.runs
+    [again] = acquired(shell, 5, 3, member="x").granted
+    assert again.granted.deliveries == ((2, (0, 1)), (2, (2, 3)))
+    ticks = 0
+    while shell.machine.counts("red")["timed_out"] == 2:
+        ticks += 1
+        due = shell.machine.deadline()
+        assert due is not None
+        shell.decide(shell.machine.tick(due))
+        assert ticks < 99, "no tick comes again and again"
+    found = shell.machine.dead_letters(99.0, "red", "x", TOPICS, 9)
+    assert {it.offset for it in found} == {0, 2}, "a last delivery, too"
+    assert "max_lease" in found[0].failures[-1].reason
+
+
+def test_what_the_log_tells_of_a_lease_has_its_end_in_it():
+    shell = Shell()
+    shell.decide(shell.machine.configure("red", SharePolicy(max_lease=10.0)))
+    lease = acquired(shell, 1, 3).granted[0].granted
+    shell.decide(shell.machine.extend(0.0, "red", PLACES[0], lease.lease, lease.runs, 60.0))
+    again = replayed(shell.log, compacted=True)
+    assert told(again) == told(shell.machine)
+    now = again.deadline()
+    assert now is not None
+    assert again.tick(now).records == ()
+    assert again.tick(59.0).records == ()
+    assert again.tick(61.0).records != ()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from penstock.cluster.shares import ShareLimits, SharePartition
+from penstock.cluster.shares import machine as machine_module
 from penstock.cluster.shares import records as rec
 from penstock.cluster.shares import state as state_module
 from penstock.cluster.shares.runs import checked, packed, unpacked, without
@@ -79,6 +80,41 @@ def test_a_record_that_ends_each_worker_is_condemned_and_tells_why():
     assert machine.floor == 1
 
 
+def test_without_max_lease_a_lease_has_no_end_and_an_extension_says_nothing():
+    machine = begun(2)
+    lease = decided(machine, machine.lease(0, "ann", 1))
+    assert machine.first_end_us() is None
+    assert machine.extend(0, lease.lease, lease.runs, 9.0) == ((), (1, (), 0))
+    assert machine.expire(2**60).deltas == ()
+
+
+def test_many_extensions_of_a_lease_take_a_bounded_place_and_none_ends_sooner():
+    machine = begun(300, max_lease=10.0)
+    lease = decided(machine, machine.lease(0, "ann", 300))
+    for offset in range(300):
+        decided(machine, machine.extend(0, lease.lease, [(offset, offset + 1)], 20.0 + offset))
+    [held] = machine.snapshot().leases.values()
+    assert len(held.extended) == state_module.EXTENSIONS_MAX
+    for offset in range(0, 300, 50):
+        now_us = (20 + offset) * 1_000_000
+        decided(machine, machine.expire(now_us - 1))
+        still = machine.counts()["leased"]
+        assert still >= 300 - offset, "each as long as it was extended, at least"
+    assert decided(machine, machine.expire(320_000_000)).settled > 0
+    assert machine.counts()["leased"] == 0
+
+
+def test_a_decision_about_old_leases_is_bounded():
+    machine = begun(200, max_lease=1.0)
+    for number in range(200):
+        decided(machine, machine.lease(0, f"worker-{number}", 1))
+    rounds = []
+    while taken := decided(machine, machine.expire(1_000_000)).settled:
+        rounds.append(taken)
+    assert sum(rounds) == 200
+    assert max(rounds) <= machine_module.EXPIRED_MAX
+
+
 def test_without_a_most_a_record_comes_for_ever():
     machine = begun(1, max_deliveries=0)
     for _ in range(300):
@@ -131,6 +167,9 @@ def test_reasons_are_cut_and_few_are_kept(monkeypatch):
         (lambda it: it.fail(0, 1, [(0, 1)], "", -1.0), "delay: -1.0"),
         (lambda it: it.fail(0, 1, [(0, 1)], "", float("nan")), "delay: nan"),
         (lambda it: it.fail(0, 1, [(0, 1)], "", 4e7), "delay_max"),
+        (lambda it: it.extend(0, 1, [(0, 1)], 0.0), "seconds: 0.0"),
+        (lambda it: it.extend(0, 1, [(0, 1)], float("nan")), "seconds: nan"),
+        (lambda it: it.extend(0, 1, [(0, 1)], 4e7), "up to 3"),
         (lambda it: it.delay(0, 1, [(0, 1)], 40_000_000_000_000), "delay_max"),
     ],
 )
@@ -148,6 +187,7 @@ def test_what_nobody_may_ask_is_named(call, said):
         {"backoff_min": -1.0},
         {"backoff_min": 9.0, "backoff_max": 8.0},
         {"blocks_max": 0},
+        {"max_lease": -1.0},
     ],
 )
 def test_limits_that_cannot_be_are_refused(limits):

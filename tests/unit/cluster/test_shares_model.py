@@ -23,19 +23,22 @@ ROUNDS = int(os.environ.get("PENSTOCK_MACHINE_EXAMPLES", "60")) // 3
 STEPS = 250
 START = BLOCK - 7
 MEMBERS = ("ann", "bob", "eve")
-LIMITS = ShareLimits(max_deliveries=3, backoff_min=1.0, backoff_max=4.0)
+LIMITS = ShareLimits(max_deliveries=3, backoff_min=1.0, backoff_max=4.0, max_lease=4.0)
 ENCODER = msgspec.msgpack.Encoder()
 
 
 @dataclass
 class Job:
-    """`holder`: of a leased record, the number of its lease; `is_alone`: it has no other one."""
+    """`holder`: of a leased record, the number of its lease; `is_alone`: it has no other one;
+    `end_us`: when others may have it."""
 
     state: str = "ready"
     is_alone: bool = False
     deliveries: int = 0
     holder: int = 0
     due_us: int = 0
+    leased_us: int = 0
+    end_us: int = 0
     failures: list[str] = field(default_factory=list)
 
 
@@ -74,8 +77,8 @@ class ShareModel:
     def step(self) -> None:
         [verb] = self.draw.choices(
             [self.begin, self.lease, self.answer, self.leave, self.wake, self.bury, self.seek,
-             self.snapshot],
-            [15, 30, 40, 3, 10, 4, 1, 2],
+             self.snapshot, self.expire],
+            [15, 30, 40, 3, 10, 4, 1, 2, 8],
         )  # fmt: skip
         verb()
 
@@ -121,6 +124,7 @@ class ShareModel:
             job = self.jobs[offset]
             job.state, job.holder, job.deliveries = "leased", granted.lease, job.deliveries + 1
             job.is_alone = bool(suspects)
+            job.leased_us, job.end_us = self.now_us, self.now_us + 4_000_000
             self.seen[f"delivery {job.deliveries}"] += 1
         told = {offset: n for n, run in granted.deliveries for offset in in_runs([run])}
         assert told == {offset: self.jobs[offset].deliveries for offset in ready[:count]}
@@ -138,7 +142,9 @@ class ShareModel:
         if self.draw.random() < 0.2:
             asked |= set(self.draw.sample(sorted(self.jobs), min(len(self.jobs), 5)))
         runs = as_runs(asked)
-        verb = self.draw.choice(["accept", "accept", "release", "reject", "fail", "fail", "delay"])
+        verb = self.draw.choice(
+            ["accept", "accept", "release", "reject", "fail", "fail", "delay", "extend"]
+        )
         delay = self.draw.choice([None, 0.0, 2.0])
         match verb:
             case "accept" | "release":
@@ -146,6 +152,13 @@ class ShareModel:
             case "delay":
                 due_us = self.now_us + int((delay or 0.0) * 1e6)
                 answer = self.decided(self.live.delay(self.now_us, lease, runs, due_us))
+            case "extend":
+                seconds = self.draw.choice([1.0, 10.0, 60.0])
+                answer = self.decided(self.live.extend(self.now_us, lease, runs, seconds))
+                for offset in asked & set(mine):
+                    job = self.jobs[offset]
+                    least = job.leased_us + 4_000_000
+                    job.end_us = max(least, self.now_us + int(seconds * 1e6))
             case "reject":
                 answer = self.decided(self.live.reject(self.now_us, lease, runs, "bad"))
             case _:
@@ -155,7 +168,7 @@ class ShareModel:
         assert in_runs(answer.stale) == sorted(asked - set(mine))
         self.seen[verb] += len(held)
         self.seen["stale"] += len(asked) - len(held)
-        for offset in held:
+        for offset in held if verb != "extend" else ():
             self._answered(self.jobs[offset], verb, delay)
 
     def _answered(self, job: Job, verb: str, delay: float | None) -> None:
@@ -205,6 +218,25 @@ class ShareModel:
             job.state = "ready"
         waiting = [job.due_us for job in self.jobs.values() if job.state == "waiting"]
         assert self.live.next_due_us() == min(waiting, default=None)
+
+    def expire(self) -> None:
+        leased = [job for job in self.jobs.values() if job.state == "leased"]
+        old = [job for job in leased if job.end_us <= self.now_us]
+        self.seen["extended and kept"] += sum(
+            job.leased_us + 4_000_000 <= self.now_us < job.end_us for job in leased
+        )
+        answer = self.decided(self.live.expire(self.now_us))
+        assert answer.settled == len(old)
+        self.seen["expired"] += len(old)
+        dead = [job for job in old if job.deliveries >= LIMITS.max_deliveries]
+        assert answer.condemned == len(dead)
+        for job in old:
+            job.failures = [*job.failures, "no answer for max_lease, 4 s"][-5:]
+            job.state, job.holder = "condemned" if job in dead else "ready", 0
+        end_us = self.live.first_end_us()
+        leased = [job for job in leased if job.state == "leased"]
+        assert (end_us is None) == (not leased)
+        assert end_us is None or end_us <= min(job.end_us for job in leased)
 
     def bury(self) -> None:
         chosen = self.some("condemned")
@@ -282,5 +314,8 @@ def test_the_machine_is_the_model_of_single_records():
         "buried",
         "delivery 3",
         "alone",
+        "extend",
+        "expired",
+        "extended and kept",
     )
     assert min(seen[what] for what in rare) >= ROUNDS, seen

@@ -133,7 +133,7 @@ CLIENT = [
         NAME, NAME, 10_000, [sh.PartitionEnds(ID, 4095, NUMBER, NUMBER)] * 250,
         [sh.LeaseAnswer(ID, 4095, NUMBER, accepted=[RUN] * (sh.RUNS_MAX // 2),
                         failed=[sh.FailedRuns([RUN] * (sh.RUNS_MAX // 2), "r" * 1000, 1.5)])],
-        sh.ShareSettings(), [sh.HeldLease(ID, 4095, NUMBER)] * 250,
+        sh.ShareSettings(max_lease=60.0), [sh.HeldLease(ID, 4095, NUMBER)] * 250,
     ),
     sh.BuryRecords(NAME, NAME, ID, 4095, [RUN] * sh.RUNS_MAX),
     sh.SeekShare(NAME, ID, 4095, NUMBER),

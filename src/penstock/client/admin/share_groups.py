@@ -37,13 +37,14 @@ class SharedPartition:
 
 @dataclass(frozen=True, slots=True)
 class ShareGroupDescription:
-    """A share group. `leased`: records that each worker has to answer for. `counts`: since the
-    coordinator serves."""
+    """A share group. `max_lease`: seconds, None where leases have no end. `leased`: records that
+    each worker has to answer for. `counts`: since the coordinator serves."""
 
     group: str
     max_deliveries: int
     backoff: tuple[float, float]
     start: str
+    max_lease: float | None
     partitions: list[SharedPartition]
     leased: dict[str, int]
     lag: int
@@ -66,6 +67,7 @@ class ShareGroupAdmin:
             settings.max_deliveries,
             (settings.backoff_min, settings.backoff_max),
             settings.start,
+            settings.max_lease or None,
             partitions,
             dict(answer.leased),
             sum(one.lag for one in partitions),

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from collections.abc import AsyncIterator, Iterable
+from typing import TypeVar
 
 from penstock.client.aio.consumer import attached
-from penstock.client.aio.waits import Turns, WaitRunner
+from penstock.client.aio.waits import Turns, WaitRunner, going_on
 from penstock.client.closing import AsyncClosing
 from penstock.client.options import ShareOptions
 from penstock.client.remote.address import Place
 from penstock.client.share.consumer import ShareConsumer as BlockingShareConsumer
 from penstock.client.share.jobs import Job
 from penstock.core import errors as er
+from penstock.ipc.waits import Waits
+
+logger = logging.getLogger("penstock.consumer")
+T = TypeVar("T")
 
 
 class ShareConsumer(AsyncClosing):
@@ -20,6 +27,7 @@ class ShareConsumer(AsyncClosing):
     thread, may answer for jobs. A job's answers are plain calls.
 
     A call that is cancelled has brought nothing: what it would have brought comes with the next.
+    What asks for more time (`Job.extend`) goes at once: by the call under way, or by a task.
     """
 
     def __init__(self, core: BlockingShareConsumer, carrier: WaitRunner) -> None:
@@ -27,6 +35,30 @@ class ShareConsumer(AsyncClosing):
         self.group = core.group
         self._carrier = carrier
         self._turns = Turns()
+        self._loop = asyncio.get_running_loop()
+        self._sending: asyncio.Task[None] | None = None
+        core.on_extension(self._extending)
+
+    def _extending(self) -> None:
+        self._loop.call_soon_threadsafe(self._send)
+
+    def _send(self) -> None:
+        """Send what asks for more time, unless a call is under way: that takes it along."""
+        if self._sending is None and not self._carrier.is_busy:
+            self._sending = going_on(self._flushed(), "penstock: more time for jobs")
+
+    async def _flushed(self) -> None:
+        try:
+            await self._carrier.carry(self._core.flushing())
+        except er.PenstockError as error:
+            logger.info("group %s: more time is asked for again later: %s", self.group, error)
+        finally:
+            self._sending = None
+
+    async def _carry(self, steps: Waits[T]) -> T:
+        while self._sending is not None:
+            await asyncio.wait([self._sending])
+        return await self._carrier.carry(steps)
 
     @classmethod
     async def make(
@@ -51,7 +83,7 @@ class ShareConsumer(AsyncClosing):
         """Jobs that are there, or the first that come within `timeout` seconds (None: wait for
         ever). See `penstock.ShareConsumer.poll`."""
         await self._turns.share()
-        jobs = await self._carrier.carry(self._core.polling(max_records, timeout))
+        jobs = await self._carry(self._core.polling(max_records, timeout))
         self._core.brought()
         return jobs
 
@@ -60,10 +92,10 @@ class ShareConsumer(AsyncClosing):
         core = self._core
         while True:
             await self._turns.share()
-            await self._carrier.carry(core.filling())
+            await self._carry(core.filling())
             for job in core.handing_out():
                 if job is None:
-                    await self._carrier.carry(core.attending())
+                    await self._carry(core.attending())
                 else:
                     yield job
 
@@ -73,7 +105,7 @@ class ShareConsumer(AsyncClosing):
 
     async def flush(self, timeout: float | None = None) -> None:
         """Send all answers that were given, and wait until the coordinator has them."""
-        await self._carrier.carry(self._core.flushing(timeout))
+        await self._carry(self._core.flushing(timeout))
 
     @property
     def member_id(self) -> str:

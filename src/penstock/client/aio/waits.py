@@ -35,6 +35,11 @@ class WaitRunner:
         self._unhook: Callable[[], object] = _nothing
         self._ended: Exception | None = None
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether a call is under way, or none will be any more."""
+        return self._steps is not None or self._ended is not None
+
     async def carry(self, steps: Waits[T]) -> T:
         """What the call returns or raises. Cancelled at a wait, the call is given up there."""
         if self._steps is not None or self._ended is not None:

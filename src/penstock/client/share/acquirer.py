@@ -59,6 +59,7 @@ class Acquirer:
         dead_letters: DeadLetters,
         counts: dict[str, int],
         ack_interval: float,
+        max_lease: float,
     ) -> None:
         self._reader = reader
         self._topics = topics
@@ -69,6 +70,7 @@ class Acquirer:
         self._counts = counts
         counts.update(acquired=0, requests=0, empty=0, request_failures=0, rejoins=0)
         self._ack_interval = ack_interval
+        self._max_lease = max_lease or float("inf")
         self._pauses = Backoff(PAUSE_MIN, PAUSE_MAX)
         self._is_told = False
         """Whether the coordinator gives a notice once there is something to acquire."""
@@ -151,7 +153,8 @@ class Acquirer:
         now = time.monotonic()
         topics = {part.topic_id: name[0] for name, part in self._reader.partitions.items()}
         for leased in answer.leases:
-            self._leases.add(topics.get(leased.topic_id, ""), leased)
+            topic = topics.get(leased.topic_id, "")
+            self._leases.add(topic, leased, asked.at + self._max_lease)
         for told in answer.condemned:
             if told.topic_id in topics:
                 self._dead_letters.add(topics[told.topic_id], told)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Final
 
@@ -57,8 +57,10 @@ class ShareConsumer(Closing, api_hints.Elsewhere):
         max_deliveries: after so many that failed a record becomes a dead letter; None: no end.
         backoff: (first, longest) seconds that a failed record waits: up to `first` at first, twice
             as long each time, drawn at random below that.
-        start: "earliest" or "latest": where a group begins that is new. These three are the
-            group's: the worker that joined last tells them.
+        start: "earliest" or "latest": where a group begins that is new.
+        max_lease: seconds after which others get a job that has no answer, unless it was extended
+            (`Job.extend`); None: it stays with its worker. These four are the group's: the worker
+            that joined last tells them.
         max_records: records that a poll brings without a number of its own, at most; a loop asks
             for what it works off in a tenth of a second, up to as many.
         prefetch_bytes: what is read ahead of the worker, in bytes (and at least a batch).
@@ -81,6 +83,7 @@ class ShareConsumer(Closing, api_hints.Elsewhere):
         max_deliveries: int | None = 5,
         backoff: tuple[float, float] = (1.0, 300.0),
         start: str = "earliest",
+        max_lease: float | None = None,
         max_records: int = 500,
         prefetch_bytes: int = 4 << 20,
         ack_interval: float = 0.005,
@@ -94,7 +97,7 @@ class ShareConsumer(Closing, api_hints.Elsewhere):
         topics = check_share_options(
             group, topics, max_records, prefetch_bytes, ack_interval, session_timeout
         )
-        settings = share_settings(max_deliveries, backoff, start)
+        settings = share_settings(max_deliveries, backoff, start, max_lease)
         letters_to = dead_letter_topics(dead_letters, topics)
         self.group = group
         self._max_records = max_records
@@ -118,9 +121,11 @@ class ShareConsumer(Closing, api_hints.Elsewhere):
         )
         self._acquirer = Acquirer(
             self._reader, topics, self._leases, self._lease_reader, exchange, self._letters,
-            self._counts, ack_interval,
+            self._counts, ack_interval, settings.max_lease,
         )  # fmt: skip
         self.thread = threading.get_ident()  # that polled last
+        if session is None:
+            self._leases.extending = self._extending
         fork_safety.remember(self)
         process_exit.remember_member(self)
         if session is None:
@@ -180,6 +185,7 @@ class ShareConsumer(Closing, api_hints.Elsewhere):
         backoff = Backoff()
         while True:
             reader.polled()
+            lease_reader.give_back_old(time.monotonic())
             yield from acquirer.attending(wanted)
             if lease_reader.queue:
                 return
@@ -209,7 +215,11 @@ class ShareConsumer(Closing, api_hints.Elsewhere):
         reader, acquirer = self._lease_reader, self._acquirer
         begun, count = time.monotonic(), 0
         low = self._loop_size // 2 if self._loop_size >= AHEAD_MIN else 0
+        now = begun
         while reader.queue:
+            if reader.queue[0].is_over(now):
+                reader.give_back_old(now)
+                continue
             queue = reader.queue
             job = queue[0]
             try:
@@ -258,6 +268,14 @@ class ShareConsumer(Closing, api_hints.Elsewhere):
         Raises `PenstockTimeout` or `NotConnectedError` without an answer until then; they are kept,
         and sent again."""
         run(self.flushing(timeout))
+
+    def on_extension(self, send: Callable[[], None]) -> None:
+        """Have this called once a job asked for more time, in place of waiting for an answer."""
+        self._leases.extending = send
+
+    def _extending(self) -> None:
+        if threading.get_ident() == self.thread:
+            self.flush()
 
     def flushing(self, timeout: float | None = None) -> Waits[None]:
         """`flush`, with the waiting left to another one."""

@@ -28,7 +28,7 @@ SEND_RETRY: Final = 0.001
 
 class RequestUnderWay(NamedTuple):
     """A request whose answer is still to come. `partitions`: those of its `ends`. `is_repeated`:
-    its answers may have been sent before."""
+    its answers may have been sent before. `at`: when it was made (monotonic)."""
 
     session: Session
     ticket: int
@@ -36,6 +36,7 @@ class RequestUnderWay(NamedTuple):
     partitions: list[TopicPartition]
     sent: Outgoing
     is_repeated: bool
+    at: float
 
 
 class ShareExchange:
@@ -95,8 +96,9 @@ class ShareExchange:
         while True:
             # First: where an interrupt strikes, `collecting` finds out whether it was sent.
             self.under_way = RequestUnderWay(
-                session, session.next_ticket, records_max, partitions, sent, self._is_repeating
-            )
+                session, session.next_ticket, records_max, partitions, sent, self._is_repeating,
+                time.monotonic(),
+            )  # fmt: skip
             try:
                 session.post(request)
                 return

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from penstock.core.columns import HeaderList
 
 DELAY_MAX = 365 * 86_400.0
-"""Seconds that a failed record may be made to wait."""
+"""Seconds that a failed record may be made to wait, and a job be extended by."""
+EXTEND_MIN = 0.001
 
 
 class Job:
@@ -94,6 +95,20 @@ class Job:
         if delay is not None:
             check_range("delay", delay, 0.0, DELAY_MAX)
         self._answer(FAILED, reason, None if delay is None else float(delay))
+
+    def extend(self, seconds: float) -> bool:
+        """It takes longer: where the group has a `max_lease`, others get it in so many seconds at
+        the earliest. Whether this worker has it still, as far as is known; who no longer has it
+        had better stop. The thread that polls waits for the coordinator's word, and raises what
+        `flush` does; any other has that thread, or the event loop, send it."""
+        check_range("seconds", seconds, EXTEND_MIN, DELAY_MAX)
+        if self._is_answered:
+            return False
+        return self._leases.extend(self._held, self.record.offset, float(seconds))
+
+    def is_over(self, now: float) -> bool:
+        """Whether others may have it by now (monotonic), unless it was extended."""
+        return self._held.ends_at <= now
 
     def release(self) -> None:
         """It was not begun with: others get it at once, and this delivery does not count."""

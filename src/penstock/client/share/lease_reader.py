@@ -56,8 +56,9 @@ class LeaseReader:
         self._leases = leases
         self._counts = counts
         counts.update(
-            skipped=0, expired=0, ttl_expired=0, unreadable=0, deleted=0, records=0, bytes=0
-        )
+            skipped=0, expired=0, ttl_expired=0, unreadable=0, deleted=0, records=0, bytes=0,
+            overdue=0,
+        )  # fmt: skip
         self._bytes_max = bytes_max
         self._frontiers: dict[TopicPartition, int] = {}
         self._bytes_each = 0.0
@@ -117,6 +118,16 @@ class LeaseReader:
             return wanted
         return max(1, min(wanted, int(self._bytes_max / self._bytes_each)))
 
+    def give_back_old(self, now: float) -> None:
+        """What stood at hand until others may have it goes back."""
+        while self.queue and self.queue[0].is_over(now):
+            self._counts["overdue"] += 1
+            self.queue[0].release()
+            self.queue.popleft()
+        for held in self._leases:
+            if held.unread and held.ends_at <= now:
+                self._give_back(held)
+
     # --- reading ---
     def read(self, wanted: int, now: float) -> None:
         """Let so many leased records stand in the queue, as far as they are here. A partition has
@@ -150,9 +161,12 @@ class LeaseReader:
                 "%s-%d: records %d to %d do not come; they are given back",
                 *held.name, held.unread[0].first, held.unread[-1].end,
             )  # fmt: skip
-            unread, held.unread = held.unread, ()
-            for span in unread:
-                self._leases.answer(held, RELEASED, span.first, span.end)
+            self._give_back(held)
+
+    def _give_back(self, held: OpenLease) -> None:
+        unread, held.unread = held.unread, ()
+        for span in unread:
+            self._leases.answer(held, RELEASED, span.first, span.end)
 
     def _step(self, part: AssignedPartition, held: OpenLease, wanted: int) -> int | None:
         """Read on in a lease; how many bytes came, None where nothing is here yet."""

@@ -21,6 +21,7 @@ from penstock.cluster.shares.runs import Run, Runs, count, joined, without
 from penstock.ipc.sharing import (
     ANSWERS_MAX,
     DelayedRuns,
+    ExtendedRuns,
     FailedRuns,
     LeaseAnswer,
     LeasedRecords,
@@ -32,8 +33,8 @@ RUNS_PER_REQUEST: Final = 1000
 """Runs of offsets that one request names at most, over all its answers."""
 REASON_BYTES_PER_REQUEST: Final = 16_000
 """Bytes of reasons in one request; at least one reason goes."""
-ACCEPTED, RELEASED, FAILED, REJECTED, DELAYED = range(5)
-_COUNTED: Final = ("acked", "released", "nacked", "rejected", "delayed")
+ACCEPTED, RELEASED, FAILED, REJECTED, DELAYED, EXTENDED = range(6)
+_COUNTED: Final = ("acked", "released", "nacked", "rejected", "delayed", "extended")
 
 
 class UnreadSpan(NamedTuple):
@@ -45,7 +46,7 @@ class UnreadSpan(NamedTuple):
 
 
 class _Said(NamedTuple):
-    """An answer other than `accepted` for single records."""
+    """An answer other than `accepted` for single records. `delay`: seconds, of an extension too."""
 
     kind: int
     first: int
@@ -58,12 +59,14 @@ class _Said(NamedTuple):
 class OpenLease:
     """See the module. `unread`: what is still to be read; `left`: what the coordinator has no
     answer for yet, as far as is known. `is_void`: nobody holds it any more. `stuck_since`: when a
-    try to read on brought nothing first."""
+    try to read on brought nothing first. `ends_at`: when others may have what was not extended
+    (monotonic)."""
 
-    __slots__ = ("accepted", "accepted_sent", "is_void", "left", "name", "number", "others",
-                 "others_sent", "stuck_since", "topic_id", "unread")  # fmt: skip
+    __slots__ = ("accepted", "accepted_sent", "ends_at", "is_void", "left", "name", "number",
+                 "others", "others_sent", "stuck_since", "topic_id", "unread")  # fmt: skip
 
-    def __init__(self, topic: str, leased: LeasedRecords) -> None:
+    def __init__(self, topic: str, leased: LeasedRecords, ends_at: float) -> None:
+        self.ends_at = ends_at
         self.name: TopicPartition = (topic, leased.partition)
         self.topic_id = leased.topic_id
         self.number = leased.lease
@@ -92,7 +95,10 @@ class OpenLease:
     def unanswered(self) -> Runs:
         """What nobody has answered for, sent or not."""
         answered = [*runs_of(self.accepted[self.accepted_sent :])]
-        answered += [(one.first, one.end) for one in self.others[self.others_sent :]]
+        answered += [
+            (one.first, one.end)
+            for one in self.others[self.others_sent :] if one.kind != EXTENDED
+        ]  # fmt: skip
         return without(self.left, merged(answered))
 
 
@@ -128,6 +134,8 @@ class OpenLeases:
         self._lock = threading.Lock()
         self._wake: Callable[[], None] | None = None
         self._has_told = False
+        self.extending: Callable[[], None] | None = None
+        """Has what asks for more time sent soon, or now."""
 
     # --- what is held ---
     def __iter__(self) -> Iterator[OpenLease]:
@@ -136,11 +144,11 @@ class OpenLeases:
     def __len__(self) -> int:
         return len(self._held)
 
-    def add(self, topic: str, leased: LeasedRecords) -> None:
+    def add(self, topic: str, leased: LeasedRecords, ends_at: float = float("inf")) -> None:
         """It is this worker's. Told twice it is one lease."""
         key = (leased.topic_id, leased.partition, leased.lease)
         if key not in self._held:
-            self._held[key] = OpenLease(topic, leased)
+            self._held[key] = OpenLease(topic, leased, ends_at)
 
     def names(self) -> list[tuple[bytes, int, int]]:
         """All by topic id, partition and number."""
@@ -191,6 +199,14 @@ class OpenLeases:
     ) -> None:  # fmt: skip
         held.others.append(_Said(kind, first, end, reason, delay, due_us))
         self._noted(held, kind, end - first)
+
+    def extend(self, held: OpenLease, offset: int, seconds: float) -> bool:
+        """Ask for more time, now where `extending` says how. Whether it is held still, as far as
+        is known."""
+        self.answer(held, EXTENDED, offset, offset + 1, delay=seconds)
+        if self.extending is not None and not held.is_void:
+            self.extending()
+        return not held.is_void and any(first <= offset < end for first, end in held.left)
 
     def skip(self, held: OpenLease, runs: Iterable[Run]) -> None:
         """These offsets hold no record: they are done, though nobody did them."""
@@ -257,7 +273,7 @@ class OpenLeases:
             # Set, and not counted on: after an interrupt all of it is done again.
             held.accepted_sent = max(held.accepted_sent, part.accepted)
             held.others_sent = max(held.others_sent, part.others)
-            held.left = without(held.left, part.runs)
+            held.left = without(held.left, merged([*part.runs, *late]))
             if not held.left:
                 held.is_void = True
                 self._held.pop((held.topic_id, held.name[1], held.number), None)
@@ -294,9 +310,14 @@ def _answered(held: OpenLease, room: _Room) -> tuple[LeaseAnswer, _Part]:
     named: dict[int, list[FailedRuns]] = {FAILED: [], REJECTED: []}
     released: Runs = ()
     delayed: list[DelayedRuns] = []
+    extended: list[ExtendedRuns] = []
     everything: list[Run] = list(accepted)
     for (kind, reason, delay, due_us), given in by_kind.items():
         runs = [*merged(given)]
+        if kind == EXTENDED:
+            assert delay is not None
+            extended.append(ExtendedRuns(runs, delay))
+            continue
         everything += runs
         if kind == ACCEPTED:
             accepted = [*merged([*accepted, *runs])]
@@ -308,7 +329,7 @@ def _answered(held: OpenLease, room: _Room) -> tuple[LeaseAnswer, _Part]:
             named[kind].append(FailedRuns(runs, reason, delay))
     answer = LeaseAnswer(
         held.topic_id, held.name[1], held.number, accepted, [*released], named[FAILED],
-        named[REJECTED], delayed,
+        named[REJECTED], delayed, extended,
     )  # fmt: skip
     return answer, _Part(held, upto, others, merged(everything))
 

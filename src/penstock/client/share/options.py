@@ -20,6 +20,8 @@ from penstock.ipc.sharing import RECORDS_MAX, ShareSettings
 
 DELIVERIES_MAX: Final = 255
 BACKOFF_MAX: Final = 365 * 86_400.0
+LEASE_MIN: Final = 0.1
+"""Seconds: what is shorter would take records from who was just about to begin with them."""
 
 
 def check_share_options(
@@ -47,7 +49,10 @@ def check_share_options(
 
 
 def share_settings(
-    max_deliveries: int | None, backoff: tuple[float, float], start: str
+    max_deliveries: int | None,
+    backoff: tuple[float, float],
+    start: str,
+    max_lease: float | None,
 ) -> ShareSettings:
     """As the coordinator is told. Raises `ConfigError`, TypeError."""
     if max_deliveries is not None:
@@ -59,7 +64,11 @@ def share_settings(
     least, most = backoff
     check_range("backoff", least, 0.0, BACKOFF_MAX)
     check_range("backoff", most, least, BACKOFF_MAX)
-    return ShareSettings(max_deliveries or 0, float(least), float(most), start)
+    if max_lease is not None:
+        check_range("max_lease", max_lease, LEASE_MIN, BACKOFF_MAX)
+    return ShareSettings(
+        max_deliveries or 0, float(least), float(most), start, float(max_lease or 0.0)
+    )
 
 
 def dead_letter_topics(given: object, topics: Sequence[str]) -> dict[str, str] | None:

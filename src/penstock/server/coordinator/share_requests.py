@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
+import msgspec
+
 from penstock.cluster import groups as gr
 from penstock.cluster import shares as sh
 from penstock.cluster.access import Kind
@@ -97,9 +99,7 @@ class ShareRequests:
         member = self._member(client, name, member_id)
         if request.settings is not None:
             given = request.settings
-            policy = sh.SharePolicy(
-                given.max_deliveries, given.backoff_min, given.backoff_max, given.start
-            )
+            policy = sh.SharePolicy(**msgspec.structs.asdict(given))
             self._decide(lambda _: self._shares.configure(name, policy))
         if request.holds is not None:
             holds = {((it.topic_id, it.partition), it.lease) for it in request.holds}
@@ -131,6 +131,12 @@ class ShareRequests:
         place = self._allowed(client, answer.topic_id, answer.partition)
         lease, shares = answer.lease, self._shares
         stale: list[sh.Run] = []
+        for more in answer.extended:
+            extend = partial(
+                shares.extend, name=name, place=place, lease=lease, runs=sh.runs_of(more.runs),
+                seconds=more.seconds,
+            )  # fmt: skip
+            stale += self._decide(extend).stale
         if answer.accepted:
             runs = sh.runs_of(answer.accepted)
             stale += self._decide(lambda _: shares.accept(name, place, lease, runs)).stale
@@ -221,9 +227,7 @@ class ShareRequests:
         policy = self._shares.policy(request.group)
         upto = request.skip + PARTITIONS_PER_PAGE
         return sharing.ShareDescription(
-            sharing.ShareSettings(
-                policy.max_deliveries, policy.backoff_min, policy.backoff_max, policy.start
-            ),
+            sharing.ShareSettings(**msgspec.structs.asdict(policy)),
             [self._partition(*each) for each in seen[request.skip : upto]],
             dict(list(leased.items())[:MEMBERS_SHOWN]),
             self._shares.counts(request.group),

@@ -1,0 +1,35 @@
+"""How a share group delivers: what its workers say, as the coordinator's log keeps it."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from penstock.cluster.shares.limits import ShareLimits
+from penstock.core.errors import ConfigError
+
+
+class SharePolicy(msgspec.Struct, frozen=True, array_like=True):
+    """How a group delivers, and where it begins with a partition."""
+
+    max_deliveries: int = 5
+    backoff_min: float = 1.0
+    backoff_max: float = 300.0
+    start: str = "earliest"
+    max_lease: float = 0.0
+
+    def limits(self) -> ShareLimits:
+        """Raises `ConfigError` for what nobody may ask."""
+        if self.start not in ("earliest", "latest"):
+            raise ConfigError(f"start: {self.start!r} is not 'earliest' or 'latest'")
+        return ShareLimits(
+            max_deliveries=self.max_deliveries,
+            backoff_min=self.backoff_min,
+            backoff_max=self.backoff_max,
+            max_lease=self.max_lease,
+            runs_max=1000,
+        )
+
+
+decode_policy: Final = msgspec.msgpack.Decoder(SharePolicy).decode
