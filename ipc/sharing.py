@@ -170,7 +170,7 @@ class RecordsAcquired(msgspec.Struct, frozen=True, tag="records_acquired"):
     """`stale`: for each answer the runs that its lease did not hold any more, so that nothing
     changed. `frontiers`: for each of `ends`, where records begin that nobody has had yet.
     `notice`: see `coordination.GroupAssignment`. `is_full`: records that are begun and not done
-    hold up the others."""
+    hold up the others. `at_us`: the coordinator's time, by which records are due and expire."""
 
     leases: list[LeasedRecords]
     stale: list[list[tuple[int, int]]]
@@ -178,6 +178,7 @@ class RecordsAcquired(msgspec.Struct, frozen=True, tag="records_acquired"):
     condemned: list[CondemnedRecord] = []
     notice: int = 0
     is_full: bool = False
+    at_us: int = 0
 
 
 class SharePartitionInfo(msgspec.Struct, frozen=True, array_like=True):

@@ -39,7 +39,7 @@ def run(plan: dict[str, Any]) -> int:
         vars(startup)["boot_id"] = lambda: boot
     if commands:
         vars(main)["Node"] = functools.partial(Node, **commands)
-    return main.serve(NodeConfig(name=None, **plan), ready_fd)
+    return main.serve(NodeConfig(name=None, **plan), main.Starter(ready_fd))
 
 
 if __name__ == "__main__":

@@ -41,7 +41,10 @@ def run(pytester, scratch):
     return run
 
 
-@pytest.mark.parametrize(("page", "count", "passed"), [("testing", 5, 4), ("services", 4, 2)])
+@pytest.mark.parametrize(
+    ("page", "count", "passed"),
+    [("testing", 5, 4), ("testing-work-queues", 1, 1), ("services", 4, 2)],
+)
 def test_the_guide_shows_tests_that_pass(pytester, run, page, count, passed):
     text = (GUIDE / f"{page}.md").read_text()
     files = re.findall(r"<!-- file: (\S+) -->\n```\w+\n(.*?)```", text, re.DOTALL)

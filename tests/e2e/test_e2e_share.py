@@ -550,3 +550,110 @@ def test_a_waiting_record_outlives_its_worker_and_comes_when_it_is_due(client, t
         assert time.time_ns() // 1000 >= job.record.due
         assert job.deliveries == 1
         job.ack()
+
+
+def test_waits_go_by_the_coordinators_clock_which_a_test_may_move(client, node, topic, work):
+    with client.producer() as producer:
+        producer.send(topic, b"in an hour", delay=3600)
+        producer.send(topic, b"for a minute", ttl=60.0, delay=30.0)
+        producer.send(topic, b"now")
+        producer.flush()
+    with work(backoff=(600.0, 600.0)) as jobs:
+        [job] = all_of(jobs, 1)
+        job.nack(delay=600.0)
+        jobs.flush()
+        assert jobs.poll() == []
+        node.advance(601.0)
+        [job] = all_of(jobs, 1)
+        assert (job.value, job.deliveries) == (b"now", 2)
+        job.ack()
+        jobs.flush()
+        node.restart()
+        node.advance(3000.0)
+        [job] = all_of(jobs, 1)
+        assert (job.value, job.deliveries) == (b"in an hour", 1)
+        job.ack()
+        jobs.flush()
+        counts = jobs.metrics()
+        assert (counts["delayed"], counts["ttl_expired"]) == (2, 1), "each waits once"
+    for bad in (0.0, -1.0, float("nan"), 1e12):
+        with pytest.raises(er.ConfigError, match="advance"):
+            node.advance(bad)
+
+
+def test_a_job_without_an_answer_goes_to_others_after_max_lease_unless_it_was_extended(
+    node, client, topic, work
+):
+    produce(node, topic, numbers(2))
+    with work(max_lease=60.0) as one, work(max_lease=60.0) as two:
+        hung, busy = all_of(one, 2)
+        assert busy.extend(3600.0)
+        node.advance(61.0)
+        [again] = two.poll(timeout=WITHIN)
+        assert (again.offset, again.deliveries) == (0, 2)
+        again.ack()
+        two.flush()
+        assert not hung.extend(3600.0), "others have it"
+        hung.ack()  # too late
+        assert busy.extend(1.0), "never shorter than it was"
+        busy.ack()
+        one.flush()
+        assert one.metrics()["stale"] == 2
+        with client.admin() as admin:
+            described = admin.describe_share_group(work.group)
+        assert (described.lag, described.max_lease) == (0, 60.0)
+        assert described.counts["timed_out"] == 1
+
+
+def test_what_stood_at_hand_for_too_long_is_given_back_and_not_handed_out(node, topic, work):
+    produce(node, topic, numbers(1000))
+    with work(max_lease=0.5) as jobs:
+        for handed, job in enumerate(jobs):
+            job.ack()
+            if jobs.metrics()["overdue"]:
+                break
+            if handed > 100 and handed % 10 == 0:
+                time.sleep(0.51)  # a job that takes long
+            assert handed < 999
+
+
+def test_a_thread_of_a_pool_asks_for_more_time_while_another_polls(node, topic, work):
+    produce(node, topic, numbers(1))
+    with work(max_lease=60.0) as jobs:
+        [job] = all_of(jobs, 1)
+
+        def answer():
+            job.extend(3600.0)
+            wait_until(lambda: not jobs._leases.is_unsent, WITHIN)
+            node.advance(61.0)
+            job.ack()
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        while thread.is_alive():
+            assert jobs.poll(timeout=0.05) == [], "nobody else got it"
+        thread.join()
+        jobs.flush()
+        assert (jobs.metrics()["stale"], jobs.metrics()["extended"]) == (0, 1)
+
+
+def test_in_an_event_loop_more_time_is_asked_for_by_a_task(node, topic, work):
+    produce(node, topic, numbers(1))
+
+    async def main():
+        async with aio.connect(node.url) as client:
+            options = {"group": work.group, "max_lease": 60.0}
+            async with client.share_consumer(topic, **options) as jobs:
+                async for job in jobs:
+                    with job:
+                        assert job.extend(3600.0)
+                        while jobs._core._leases.is_unsent:
+                            await asyncio.sleep(0.01)
+                        await asyncio.to_thread(node.advance, 61.0)
+                        assert job.extend(3600.0)
+                    break
+                await jobs.flush()  # also while that task is at it
+                assert (jobs.metrics()["stale"], jobs.metrics()["extended"]) == (0, 2)
+                assert await jobs.poll(timeout=0.0) == []
+
+    run(main())

@@ -134,7 +134,7 @@ def serve(
     """Run a node until Ctrl-C, SIGTERM or SIGHUP, which drain and close it; a second Ctrl-C or
     SIGTERM leaves at once."""
     from penstock.server.node.log_format import FORMAT_VARIABLE
-    from penstock.server.node.main import configure_logging
+    from penstock.server.node.main import Starter, configure_logging
     from penstock.server.node.main import serve as run_node
 
     given: dict[str, Any] = {"data": data, "name": name, "writers": writers}
@@ -154,7 +154,7 @@ def serve(
     reader, writer = os.pipe()
     teller = threading.Thread(target=_tell_when_ready, args=(env, node, reader), daemon=True)
     teller.start()
-    return run_node(node, writer)
+    return run_node(node, Starter(writer))
 
 
 def read_config(path: Path) -> dict[str, Any]:

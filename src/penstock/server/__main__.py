@@ -14,7 +14,7 @@ from penstock.core.errors import ConfigError
 from penstock.ipc.paths import DEFAULT_NODE, default_data_folder
 from penstock.server.config import NodeConfig
 from penstock.server.node.log_format import FORMAT_VARIABLE, FORMATS
-from penstock.server.node.main import configure_logging, serve
+from penstock.server.node.main import Starter, configure_logging, serve
 
 _OPTIONS = {
     "--lane-capacity": (int, "bytes of frames in a lane"),
@@ -58,8 +58,8 @@ _OPTIONS = {
 }
 
 
-def parse(argv: Sequence[str] | None) -> tuple[NodeConfig, int | None, int | None, int]:
-    """The configuration, the descriptor to tell `ready`, the owner's pid, and the verbosity."""
+def parse(argv: Sequence[str] | None) -> tuple[NodeConfig, Starter, int]:
+    """The configuration, who started it, and the verbosity."""
     parser = argparse.ArgumentParser(prog="python -m penstock.server", allow_abbrev=False)
     parser.add_argument("--data", metavar="DIR", help="data folder; default: the name's own")
     parser.add_argument(
@@ -71,6 +71,9 @@ def parse(argv: Sequence[str] | None) -> tuple[NodeConfig, int | None, int | Non
     parser.add_argument("--ready-fd", type=int, metavar="FD", help="gets `ready` when serving")
     parser.add_argument(
         "--owner", type=int, metavar="PID", help="stop cleanly when this process is dead"
+    )
+    parser.add_argument(
+        "--clock-fd", type=int, metavar="FD", help="by which a test moves the coordinator's clock"
     )
     parser.add_argument(
         "--log-format", choices=FORMATS, default=os.environ.get(FORMAT_VARIABLE) or "text"
@@ -96,13 +99,14 @@ def parse(argv: Sequence[str] | None) -> tuple[NodeConfig, int | None, int | Non
         )
     except ConfigError as error:
         parser.error(str(error))
-    return config, given["ready_fd"], given["owner"], given["verbose"] - given["quiet"]
+    starter = Starter(given["ready_fd"], given["owner"], given["clock_fd"])
+    return config, starter, given["verbose"] - given["quiet"]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    config, ready_fd, owner, verbosity = parse(argv)
+    config, starter, verbosity = parse(argv)
     configure_logging(verbosity, config.log_format)
-    return serve(config, ready_fd, owner)
+    return serve(config, starter)
 
 
 if __name__ == "__main__":

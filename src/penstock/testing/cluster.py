@@ -264,6 +264,11 @@ class Cluster(Served):
         away = {each.number: each.node for each in self._chosen(numbers) if not each.is_running}
         start_together(away)
 
+    def advance(self, seconds: float) -> None:
+        """Move the clocks of all brokers' coordinators ahead; see `Broker.advance`."""
+        for each in self.brokers:
+            each.advance(seconds)
+
     def _chosen(self, numbers: Iterable[int]) -> list[ClusterBroker]:
         return [self.broker(number) for number in numbers] or self.brokers
 

@@ -23,6 +23,7 @@ from typing import IO, Any, Final
 from penstock.client.client import Client, connect
 from penstock.core.errors import PenstockError
 from penstock.ipc.ownership import unlink_own
+from penstock.testing.node_clock import ClockOfNode
 from penstock.testing.processes import end_processes_on
 
 ANY_PORT: Final = "tcp://127.0.0.1:0"
@@ -43,6 +44,7 @@ class EmbeddedNode:
         ready_timeout: seconds within which it must admit clients.
         before: what goes before its command, such as where it is to run; it has to keep the pid.
         start: False only makes the object: `launch` and `await_ready`, or `start`, do the rest.
+        clock: whether `advance` may move the clock of its coordinator.
     """
 
     def __init__(
@@ -56,6 +58,7 @@ class EmbeddedNode:
         ready_timeout: float = 15.0,
         before: Sequence[str] = (),
         start: bool = True,
+        clock: bool = False,
     ) -> None:
         self._owns_folder = data is None
         self.data = Path(data if data is not None else tempfile.mkdtemp(prefix="penstock-"))
@@ -69,6 +72,7 @@ class EmbeddedNode:
         self._launched: _Launch | None = None
         self._terminated = False
         self.started_in = 0.0
+        self._clock = ClockOfNode() if clock else None
         try:
             if start:
                 self.start()
@@ -124,6 +128,10 @@ class EmbeddedNode:
             command += ["--writers", str(self._writers)]
         with ExitStack() as stack:
             stack.callback(os.close, writer)
+            fds = [writer]
+            if self._clock is not None:
+                fds.append(stack.enter_context(self._clock.launching()))
+                command += ["--clock-fd", str(fds[-1])]
             log, errors = self._log, None
             if isinstance(log, Path):
                 log = stack.enter_context(log.open("ab"))
@@ -133,7 +141,7 @@ class EmbeddedNode:
             self._terminated = False
             self._process = subprocess.Popen(
                 command,
-                pass_fds=(writer,),
+                pass_fds=fds,
                 process_group=0,  # a terminal's Ctrl-C is for the owner, who then stops the node
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
@@ -174,10 +182,23 @@ class EmbeddedNode:
             self.await_ready(0.0)
         return True
 
+    def advance(self, seconds: float) -> None:
+        """Move the clock of its coordinator ahead, also over stops and starts. Raises
+        `PenstockError` where a running node does not say that it did."""
+        if self._clock is None:
+            raise PenstockError("the clock of this node cannot be moved: make it with clock=True")
+        self._clock.advance(seconds, is_running=self.is_running)
+
     def _forget_launch(self) -> None:
         launched, self._launched = self._launched, None
         if launched is not None:
             launched.close()
+
+    def _ended(self) -> None:
+        """What is kept for a process that runs."""
+        self._forget_launch()
+        if self._clock is not None:
+            self._clock.close()
 
     def log_tail(self, lines: int = LOG_LINES) -> str:
         """Returns the last lines of its log, where that is a file of its own."""
@@ -205,7 +226,7 @@ class EmbeddedNode:
             process.kill()
             return process.wait()
         finally:
-            self._forget_launch()
+            self._ended()
 
     def terminate(self) -> None:
         """Sends SIGTERM without waiting: `stop` does that. Once: a second one lets it leave at
@@ -216,7 +237,7 @@ class EmbeddedNode:
 
     def kill(self) -> None:
         """Sends SIGKILL, as a crash."""
-        self._forget_launch()
+        self._ended()
         if self._process is not None:
             self._process.kill()
             self._process.wait()

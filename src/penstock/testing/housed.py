@@ -58,6 +58,7 @@ class Housed:
                 ready_timeout=start_timeout,
                 before=before,
                 start=start,
+                clock=True,
             )
         except BaseException as error:
             said = self.log_tail()
@@ -132,6 +133,14 @@ class Housed:
             self.stop()
         self.start()
         return time.monotonic() - begun
+
+    def advance(self, seconds: float) -> None:
+        """Move the clock of its coordinator ahead, for good: what it times is due so much sooner.
+        That is delays, backoffs and leases of share groups, sessions of members that are away,
+        timeouts of transactions, offsets that expire. Other clocks stay: timestamps, retention.
+
+        Raises `PenstockError` where a running node does not say that it did."""
+        self.node.advance(seconds)
 
     # --- the end ---
     def close(self) -> None:

@@ -65,9 +65,9 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[NodeConfig]:
     """The configurations that nodes were started with."""
     found: list[NodeConfig] = []
 
-    def serve(config: NodeConfig, ready_fd: int | None = None, owner: int | None = None) -> int:
-        if ready_fd is not None:
-            os.close(ready_fd)
+    def serve(config: NodeConfig, starter: node.Starter) -> int:
+        if starter.ready_fd is not None:
+            os.close(starter.ready_fd)
         found.append(config)
         return 0
 

@@ -9,6 +9,7 @@ import pytest
 from penstock.core.errors import ConfigError
 from penstock.server.__main__ import parse
 from penstock.server.config import NodeConfig
+from penstock.server.node.main import Starter
 
 
 @pytest.mark.parametrize(
@@ -53,7 +54,7 @@ def test_writers_are_half_the_cores_but_at_least_two(monkeypatch, cores, writers
 
 
 def test_a_command_line():
-    config, ready_fd, owner, verbosity = parse(
+    config, starter, verbosity = parse(
         [
             "--data",
             "/d",
@@ -63,6 +64,8 @@ def test_a_command_line():
             "7",
             "--owner",
             "1",
+            "--clock-fd",
+            "8",
             "-vq",
             "-q",
             "--lanes-max",
@@ -70,12 +73,12 @@ def test_a_command_line():
         ]
     )
     assert (config.data_folder, config.name, config.writers) == ("/d", None, 3)
-    assert (config.lanes_max, ready_fd, owner, verbosity) == (9, 7, 1, -1)
+    assert (config.lanes_max, starter, verbosity) == (9, Starter(7, 1, 8), -1)
 
 
 def test_without_a_folder_it_is_the_default_node(monkeypatch, tmp_path):
     monkeypatch.setenv("PENSTOCK_DATA_DIR", str(tmp_path))
-    config, _, _, _ = parse([])
+    config, _, _ = parse([])
     assert (config.data_folder, config.name) == (str(tmp_path), "default")
 
 

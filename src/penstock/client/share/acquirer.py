@@ -154,7 +154,9 @@ class Acquirer:
         topics = {part.topic_id: name[0] for name, part in self._reader.partitions.items()}
         for leased in answer.leases:
             topic = topics.get(leased.topic_id, "")
-            self._leases.add(topic, leased, asked.at + self._max_lease)
+            self._leases.add(
+                topic, leased, asked.at + self._max_lease, answer.at_us - int(now * 1e6)
+            )
         for told in answer.condemned:
             if told.topic_id in topics:
                 self._dead_letters.add(topics[told.topic_id], told)

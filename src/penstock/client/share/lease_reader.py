@@ -218,8 +218,9 @@ class LeaseReader:
         return min(FETCH_BYTES, 1 + int(self._bytes_each * (span.end - span.first)))
 
     def _due(self, held: OpenLease, records: Sequence[Record]) -> list[Record]:
-        """Those that are due and have not expired. Others are answered."""
-        now_us = time.time_ns() // 1000
+        """Those that are due and have not expired. Others are answered. It goes by the clock of
+        the coordinator, which ends waits: by one that is behind it they would come for nothing."""
+        now_us = held.clock_us + time.monotonic_ns() // 1000
         found = []
         for one in records:
             if one.expires is not None and one.expires <= now_us:

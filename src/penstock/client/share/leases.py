@@ -60,13 +60,14 @@ class OpenLease:
     """See the module. `unread`: what is still to be read; `left`: what the coordinator has no
     answer for yet, as far as is known. `is_void`: nobody holds it any more. `stuck_since`: when a
     try to read on brought nothing first. `ends_at`: when others may have what was not extended
-    (monotonic)."""
+    (monotonic). `clock_us`: what the coordinator's clock is ahead of the monotonic one."""
 
-    __slots__ = ("accepted", "accepted_sent", "ends_at", "is_void", "left", "name", "number",
-                 "others", "others_sent", "stuck_since", "topic_id", "unread")  # fmt: skip
+    __slots__ = ("accepted", "accepted_sent", "clock_us", "ends_at", "is_void", "left", "name",
+                 "number", "others", "others_sent", "stuck_since", "topic_id",
+                 "unread")  # fmt: skip
 
-    def __init__(self, topic: str, leased: LeasedRecords, ends_at: float) -> None:
-        self.ends_at = ends_at
+    def __init__(self, topic: str, leased: LeasedRecords, ends_at: float, clock_us: int) -> None:
+        self.ends_at, self.clock_us = ends_at, clock_us
         self.name: TopicPartition = (topic, leased.partition)
         self.topic_id = leased.topic_id
         self.number = leased.lease
@@ -144,11 +145,13 @@ class OpenLeases:
     def __len__(self) -> int:
         return len(self._held)
 
-    def add(self, topic: str, leased: LeasedRecords, ends_at: float = float("inf")) -> None:
+    def add(
+        self, topic: str, leased: LeasedRecords, ends_at: float = float("inf"), clock_us: int = 0
+    ) -> None:
         """It is this worker's. Told twice it is one lease."""
         key = (leased.topic_id, leased.partition, leased.lease)
         if key not in self._held:
-            self._held[key] = OpenLease(topic, leased, ends_at)
+            self._held[key] = OpenLease(topic, leased, ends_at, clock_us)
 
     def names(self) -> list[tuple[bytes, int, int]]:
         """All by topic id, partition and number."""

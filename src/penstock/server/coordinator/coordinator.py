@@ -40,6 +40,7 @@ from penstock.ipc import sharing
 from penstock.server.config import NodeConfig
 from penstock.server.coordinator import brokers
 from penstock.server.coordinator.brokers import CoordinatorCluster
+from penstock.server.coordinator.clock import CoordinatorClock
 from penstock.server.coordinator.epoch import Life
 from penstock.server.coordinator.group_members import WatchedMember, WatchedMembers
 from penstock.server.coordinator.group_requests import GroupRequests
@@ -97,6 +98,7 @@ class Coordinator:
         topics: TopicRequests,
         grants: Grants,
         supervisor: Supervisor,
+        clock: CoordinatorClock,
         *,
         topic_made: Callable[[], None],
         cluster: CoordinatorCluster | None = None,
@@ -120,7 +122,9 @@ class Coordinator:
         self._tables = tables
         self._topics = topics
         self._topic_made, self._loop = topic_made, asyncio.get_running_loop()
-        self._clock = max(time.time(), folder.clock.now_us() / 1e6) - time.monotonic()
+        self._now = clock.now
+        clock.begin(folder.clock.now_us() / 1e6)
+        clock.moved = self._clock_moved
         self._life: Life | None = None
         """What serves now."""
         self._attempt: asyncio.Future[None] = self._loop.create_future()
@@ -225,10 +229,9 @@ class Coordinator:
                 return None
         raise self._elsewhere()
 
-    def _now(self) -> float:
-        """Wall clock at the start, or what is believed where that is later; and from then on what
-        really passed."""
-        return self._clock + time.monotonic()
+    def _clock_moved(self) -> None:
+        if self._life is not None:
+            self._life.plan_tick(anew=True)
 
     def counts(self) -> dict[str, int]:
         """For `node describe`; empty while nobody has used it, and where another broker leads."""

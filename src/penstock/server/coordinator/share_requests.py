@@ -122,6 +122,7 @@ class ShareRequests:
             condemned,
             self._members.notice_of(client),
             acquired.is_full,
+            int(self._now() * 1e6),
         )
 
     def _answered(

@@ -6,12 +6,14 @@ import asyncio
 import logging
 import os
 import signal
+from dataclasses import dataclass
 from typing import Final
 
 from penstock.core.errors import ConfigError, PenstockError
 from penstock.server.config import NodeConfig
 from penstock.server.node.attach_server import REFUSED
 from penstock.server.node.log_format import configure
+from penstock.server.node.moved_clock import MovedClock
 from penstock.server.node.node import Node
 from penstock.server.node.service_manager import ServiceManager
 from penstock.server.security.log_rate import LogRateLimit
@@ -26,17 +28,26 @@ def configure_logging(verbosity: int = 0, log_format: str = "text") -> None:
     configure("node", _LEVELS[max(-2, min(1, verbosity))], log_format)
 
 
-def serve(config: NodeConfig, ready_fd: int | None = None, owner: int | None = None) -> int:
+@dataclass(frozen=True, slots=True)
+class Starter:
+    """What who started the node has to do with it. `ready_fd` gets `ready` and a newline, and is
+    closed, when clients are admitted. When the process `owner` dies, however it does, the node
+    stops as if told to. `clock_fd`: see `moved_clock`."""
+
+    ready_fd: int | None = None
+    owner: int | None = None
+    clock_fd: int | None = None
+
+
+def serve(config: NodeConfig, starter: Starter | None = None) -> int:
     """Run a node until SIGTERM, SIGINT or SIGHUP; the exit status.
 
     The first signal drains, syncs and closes; a second one leaves at once, and the next start
     recovers. SIGHUP does not hurry: terminals and shells send several. Under `nohup` it is nothing.
-    `ready_fd` gets `ready` and a newline, and is closed, when clients are admitted. When
-    the process `owner` dies, however it does, the node stops as if told to.
     """
     manager = ServiceManager()
     try:
-        asyncio.run(_serve(config, ready_fd, owner, manager))
+        asyncio.run(_serve(config, starter or Starter(), manager))
     except (PenstockError, OSError) as error:
         manager.tell(f"cannot serve {config.data_folder}: {error}")
         logger.error(
@@ -49,9 +60,7 @@ def serve(config: NodeConfig, ready_fd: int | None = None, owner: int | None = N
     return 0
 
 
-async def _serve(
-    config: NodeConfig, ready_fd: int | None, owner: int | None, manager: ServiceManager
-) -> None:
+async def _serve(config: NodeConfig, starter: Starter, manager: ServiceManager) -> None:
     logger.addFilter(LogRateLimit([REFUSED]))
     node = Node(config)
     loop = asyncio.get_running_loop()
@@ -69,10 +78,12 @@ async def _serve(
 
     def on_ready() -> None:
         manager.tell(f"serves {config.data_folder}", "READY=1")
-        _tell_ready(ready_fd)
+        _tell_ready(starter.ready_fd)
 
-    if owner is not None:
-        _watch(owner, node, loop)
+    if starter.owner is not None:
+        _watch(starter.owner, node, loop)
+    if starter.clock_fd is not None:
+        MovedClock(starter.clock_fd, loop, node.clock.move)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
             loop.add_signal_handler(number, on_signal, number)

@@ -35,6 +35,7 @@ from penstock.ipc.machine import check_machine
 from penstock.ipc.paths import remember_folder, socket_in, socket_path
 from penstock.server.cleaner.orders import CleaningOrders
 from penstock.server.config import NodeConfig
+from penstock.server.coordinator.clock import CoordinatorClock
 from penstock.server.coordinator.coordinator import Coordinator
 from penstock.server.node.attach_server import Answer, AttachServer, AttachSession, Reply
 from penstock.server.node.attached_client import OF_THE_NODE, Client
@@ -91,6 +92,7 @@ class Node:
         self._stop = asyncio.Event()
         self._stopping = False
         self._started_at = time.time()
+        self.clock = CoordinatorClock()
 
     def stop(self) -> None:
         """Ask for the end: drain, sync, close. From the loop's thread, any number of times."""
@@ -227,6 +229,7 @@ class Node:
             self._topics,
             self._grants,
             self._supervisor,
+            self.clock,
             topic_made=self._cleaner.ensure,
             cluster=self._broker,
         )
