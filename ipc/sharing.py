@@ -75,7 +75,9 @@ class ExtendedRuns(msgspec.Struct, frozen=True, array_like=True):
 
 
 class LeaseAnswer(msgspec.Struct, frozen=True, array_like=True):
-    """What became of records of a lease. Those not named stay leased. `extended` counts first."""
+    """What became of records of a lease. Those not named stay leased. `extended` counts first.
+    Done without a worker are `skipped` (offsets without a record), `expired` (their ttl is over)
+    and `lost` (deleted by retention before anybody had them)."""
 
     topic_id: TopicId
     partition: Number
@@ -86,6 +88,9 @@ class LeaseAnswer(msgspec.Struct, frozen=True, array_like=True):
     rejected: Annotated[list[FailedRuns], msgspec.Meta(max_length=RUNS_MAX)] = []
     delayed: Annotated[list[DelayedRuns], msgspec.Meta(max_length=RUNS_MAX)] = []
     extended: Annotated[list[ExtendedRuns], msgspec.Meta(max_length=RUNS_MAX)] = []
+    skipped: Runs = []
+    expired: Runs = []
+    lost: Runs = []
 
 
 class HeldLease(msgspec.Struct, frozen=True, array_like=True):
@@ -182,7 +187,8 @@ class RecordsAcquired(msgspec.Struct, frozen=True, tag="records_acquired"):
 
 
 class SharePartitionInfo(msgspec.Struct, frozen=True, array_like=True):
-    """All below `floor` is final, all from `frontier` on is new. Numbers of records."""
+    """All below `floor` is final, all from `frontier` on is new. Numbers of records. `ready_from`:
+    the first offset that is ready; -1: none."""
 
     topic: str
     topic_id: bytes
@@ -195,6 +201,7 @@ class SharePartitionInfo(msgspec.Struct, frozen=True, array_like=True):
     leased: int
     condemned: int
     next_due_us: int = 0
+    ready_from: int = -1
 
 
 class ShareDescription(msgspec.Struct, frozen=True, tag="share_description"):

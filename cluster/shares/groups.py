@@ -216,8 +216,11 @@ class ShareGroups:
             return Decision((), None)
         return Decision((Record(_encode((SHARE, name)), _encode(policy)),), None)
 
-    def accept(self, name: str, place: Place, lease: int, runs: Runs) -> Decision[LeaseAnswered]:
-        return self._answered(name, place, "accepted", lambda it: it.accept(lease, runs), runs)
+    def accept(
+        self, name: str, place: Place, lease: int, runs: Runs, how: str = "accepted"
+    ) -> Decision[LeaseAnswered]:
+        """They are done. `how`: as what they are counted."""
+        return self._answered(name, place, how, lambda it: it.accept(lease, runs), runs)
 
     def release(
         self, name: str, place: Place, lease: int, runs: Runs, by: str

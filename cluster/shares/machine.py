@@ -123,6 +123,12 @@ class SharePartition:
         """Records that are ready, waiting, leased and condemned."""
         return self._state.window.counts()
 
+    def oldest_ready(self) -> int | None:
+        """The first offset that waits for a worker."""
+        window = self._state.window
+        found = [runs[0][0] for it in (READY, SUSPECT) if (runs := window.in_state(it, 1))]
+        return min(found, default=None)
+
     def next_due_us(self) -> int | None:
         """When `wake` has something to do."""
         return self._state.waits[0].due_us if self._state.waits else None

@@ -10,6 +10,7 @@ import socket
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from group_fixture import fill
@@ -135,6 +136,42 @@ def test_lag_of_a_group_in_records_and_in_seconds(node, http):
     assert http.value("group_committed_offset", **where) == 10
     assert http.value("group_members", group="scraped") == 0
     assert http.value("coordinator_serving") == 1
+
+
+def test_a_share_group_by_topic_and_state_and_what_became_of_its_records(node, http):
+    topic = node.create_topic()
+    with node.connect() as client:
+        fill(node, topic, 0, 10)
+        options: dict[str, Any] = {"group": "shared", "backoff": (600.0, 600.0)}
+        with client.share_consumer(topic, **options) as jobs:
+            held = jobs.poll(6, timeout=10.0)
+            while len(held) < 6:
+                held += jobs.poll(6 - len(held), timeout=1.0)
+            held[0].ack()
+            held[1].ack()
+            held[2].nack(delay=600.0)
+            held[3].reject("never")
+            jobs.flush()
+            where = {"group": "shared", "topic": topic}
+            eventually(lambda: http.value("share_group_lag_records", **where) == 8)
+            states = {
+                state: http.value("share_group_records", state=state, **where)
+                for state in ("new", "ready", "waiting", "leased", "condemned")
+            }
+            assert states == {"new": 4, "ready": 0, "waiting": 1, "leased": 2, "condemned": 1}
+            eventually(lambda: (http.value("share_group_oldest_seconds", **where) or 0) > 0)
+            for event, count in {
+                "acquired": 6, "accepted": 2, "failed": 1, "rejected": 1, "condemned": 1,
+            }.items():  # fmt: skip
+                found = http.value("share_group_events_total", group="shared", event=event)
+                assert found == count, event
+            with client.admin() as admin:
+                told = admin.describe_share_group("shared", sample=0.01)
+            assert told.lag == 8
+            assert told.ready_seconds is not None
+            assert 0 < told.ready_seconds < 60
+            assert told.drain_seconds is None, "nothing was done meanwhile"
+    assert len(http.metrics()) < 2000
 
 
 def test_lag_of_a_consumer_that_is_attached(node, http):

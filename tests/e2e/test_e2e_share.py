@@ -568,7 +568,8 @@ def test_waits_go_by_the_coordinators_clock_which_a_test_may_move(client, node, 
         assert (job.value, job.deliveries) == (b"now", 2)
         job.ack()
         jobs.flush()
-        node.restart()
+        if node.transport == "shm":
+            node.restart()  # it is as far ahead as it was
         node.advance(3000.0)
         [job] = all_of(jobs, 1)
         assert (job.value, job.deliveries) == (b"in an hour", 1)

@@ -80,8 +80,11 @@ def describe(
     with env.admin() as admin:
 
         def show(name: str) -> None:
-            group = admin.describe_group(name, sample=sample)
-            shares = admin.describe_share_group(name) if group.guarantee == "shared" else None
+            group, shares = admin.describe_group(name), None
+            if group.guarantee == "shared":
+                shares = admin.describe_share_group(name, sample=sample)
+            elif sample:
+                group = admin.describe_group(name, sample=sample)
             if env.is_json:
                 more = {} if shares is None else {"share": asdict(shares)}
                 output.write_json(asdict(group) | more)
@@ -92,19 +95,23 @@ def describe(
 
 
 def _write(env: Env, group: GroupDescription, shares: ShareGroupDescription | None) -> None:
-    drain = "-" if group.drain_seconds is None else output.human_age(group.drain_seconds)
     if not _is_there(group):
         output.write_line(f"{group.group}: empty, nobody has joined it yet")
         return
-    output.write_line(
+    head = (
         f"{group.group}: {group.guarantee or 'no guarantee yet'}, {group.state}, generation "
-        f"{group.generation}, {output.counted(len(group.members), 'member')}, lag {_lag(group)} "
-        f"({output.human_age(group.lag_seconds)}), drained in {drain}, skipped {group.skipped}"
+        f"{group.generation}, {output.counted(len(group.members), 'member')}"
     )
     if shares is not None:
+        output.write_line(f"{head}, lag {shares.lag}, drained in {_drain(shares.drain_seconds)}")
         _write_share(shares)
-    elif group.partitions:
-        _write_partitions(env, group)
+    else:
+        output.write_line(
+            f"{head}, lag {_lag(group)} ({output.human_age(group.lag_seconds)}), "
+            f"drained in {_drain(group.drain_seconds)}, skipped {group.skipped}"
+        )
+        if group.partitions:
+            _write_partitions(env, group)
     if env.is_wide and group.members:
         output.write_columns(
             ["MEMBER", "INSTANCE", "CLIENT", "PID", "CONNECTED", "PARTITIONS"],
@@ -116,6 +123,10 @@ def _write(env: Env, group: GroupDescription, shares: ShareGroupDescription | No
         )  # fmt: skip
 
 
+def _drain(seconds: float | None) -> str:
+    return "-" if seconds is None else output.human_age(seconds)
+
+
 def _lease(shares: ShareGroupDescription) -> str:
     return "" if shares.max_lease is None else f"leases of {shares.max_lease:g} s, "
 
@@ -125,7 +136,8 @@ def _write_share(shares: ShareGroupDescription) -> None:
     output.write_line(
         f"shared: {times} deliveries, backoff {shares.backoff[0]:g} to {shares.backoff[1]:g} s, "
         f"{_lease(shares)}"
-        f"{output.counted(shares.lag, 'record')} not done"
+        f"{output.counted(shares.lag, 'record')} not done, the oldest that is ready since "
+        f"{output.human_age(shares.ready_seconds)}"
     )
     now = time.time()
     if shares.partitions:

@@ -13,7 +13,9 @@ from penstock.client.consumer.records import Record
 from penstock.client.share.jobs import Job
 from penstock.client.share.leases import (
     ACCEPTED,
+    EXPIRED,
     FAILED,
+    LOST,
     REASON_BYTES_PER_REQUEST,
     REJECTED,
     RELEASED,
@@ -78,10 +80,13 @@ def test_each_kind_of_answer_goes_by_itself_with_its_reason_and_delay():
     leases.answer(held, FAILED, 2, 3, "no", None)
     leases.answer(held, FAILED, 3, 4, "no", 2.0)
     leases.answer(held, REJECTED, 4, 5, "never")
-    leases.skip(held, [(6, 9)])
+    leases.skip(held, [(6, 7)])
+    leases.skip(held, [(7, 8)], EXPIRED)
+    leases.skip(held, [(8, 9)], LOST)
     leases.accept(held, 5)
     [answer] = taken_in(leases)
-    assert answer.accepted == [(5, 9)]
+    assert answer.accepted == [(5, 6)]
+    assert (answer.skipped, answer.expired, answer.lost) == ([(6, 7)], [(7, 8)], [(8, 9)])
     assert answer.released == [(0, 1)]
     assert answer.failed == [
         sh.FailedRuns([(1, 3)], "no", None), sh.FailedRuns([(3, 4)], "no", 2.0)

@@ -301,11 +301,15 @@ class Admin(Closing):
         group that is not there."""
         return self._groups().describe(group, sample)
 
-    def describe_share_group(self, group: str) -> ShareGroupDescription:
+    def describe_share_group(self, group: str, *, sample: float = 0.0) -> ShareGroupDescription:
         """How far the workers of a share group are, by partition; one that is not there has none.
-        Its members are told by `describe_group`."""
+        Its members are told by `describe_group`. With `sample` the lag of so many seconds gives
+        `drain_seconds`."""
+        return self._shares().describe(group, sample)
+
+    def _shares(self) -> ShareGroupAdmin:
         self._check_attached()
-        return ShareGroupAdmin(self._ask, self._session).describe(group)
+        return ShareGroupAdmin(self._ask, self._session, self._timeout)
 
     def reset_offsets(
         self,

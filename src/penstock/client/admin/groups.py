@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from penstock.client.admin.exported_offsets import ExportedOffset, ExportedOffsets
-from penstock.client.admin.share_groups import ShareGroupAdmin
+from penstock.client.admin.share_groups import AGES_BUDGET, ShareGroupAdmin
 from penstock.client.admin.trim import chosen
 from penstock.client.consumer.group.options import check_group_name
 from penstock.client.consumer.logs import LogHandle, PollAge
@@ -28,9 +28,6 @@ from penstock.ipc.waits import run
 
 if TYPE_CHECKING:  # it needs numpy, which administration does without
     from penstock.client.consumer.partition_cursor import TopicPartition
-
-AGES_BUDGET = 1.0
-"""Seconds that may be spent on looking up when records were appended."""
 
 SHARED = "shared"
 """The guarantee of a share group."""
@@ -128,6 +125,7 @@ class GroupAdmin:
         self._ask = ask
         self._session = session
         self._find = find
+        self._timeout = timeout
         self._logs = logs_of(session, timeout)
 
     def listed(self) -> list[GroupListing]:
@@ -266,7 +264,7 @@ class GroupAdmin:
         info = self._find(topic)
         asked = self._asked(group)
         is_shared = asked.info.guarantee == SHARED
-        shares = ShareGroupAdmin(self._ask, self._session)
+        shares = ShareGroupAdmin(self._ask, self._session, self._timeout)
         known = (
             shares.floors(group, info.topic_id)
             if is_shared

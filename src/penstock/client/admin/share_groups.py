@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from penstock.client.consumer.group.options import check_group_name
+from penstock.client.consumer.logs import LogHandle
+from penstock.client.remote.logs import logs_of
 from penstock.client.session import Session
 from penstock.ipc import messages as ms
 from penstock.ipc import sharing as sh
+from penstock.ipc.state import StatePage
+from penstock.ipc.waits import run
+
+AGES_BUDGET: Final = 1.0
+"""Seconds that a description looks for the ages of records."""
 
 Ask = Callable[[Any, type[Any]], Any]
 
@@ -20,7 +28,9 @@ class SharedPartition:
     `frontier` to `end` is what no worker has had yet. `ready` records wait for a worker, `waiting`
     ones for their time after a failure, `leased` ones are worked on, `condemned` ones become dead
     letters. `lag` is what is not done: all of these and the records behind the frontier.
-    `next_due`: seconds since the epoch, when the first that waits is ready; None: none waits."""
+    `next_due`: seconds since the epoch, when the first that waits is ready; None: none waits.
+    `ready_seconds`: how old the first record is that only waits for a worker; 0: none does, None:
+    that is not known."""
 
     topic: str
     partition: int
@@ -33,12 +43,14 @@ class SharedPartition:
     condemned: int
     lag: int
     next_due: float | None
+    ready_seconds: float | None
 
 
 @dataclass(frozen=True, slots=True)
 class ShareGroupDescription:
     """A share group. `max_lease`: seconds, None where leases have no end. `leased`: records that
-    each worker has to answer for. `counts`: since the coordinator serves."""
+    each worker has to answer for. `counts`: since the coordinator serves. `drain_seconds`: when
+    its lag is gone if it goes on as during the sample; None: never, or no sample was taken."""
 
     group: str
     max_deliveries: int
@@ -48,19 +60,32 @@ class ShareGroupDescription:
     partitions: list[SharedPartition]
     leased: dict[str, int]
     lag: int
+    ready_seconds: float | None
+    drain_seconds: float | None
     counts: dict[str, int]
 
 
 class ShareGroupAdmin:
     """Asks the coordinator through a function that it is given."""
 
-    def __init__(self, ask: Ask, session: Session) -> None:
+    def __init__(self, ask: Ask, session: Session, timeout: float) -> None:
         self._ask = ask
         self._session = session
+        self._logs = logs_of(session, timeout)
 
-    def describe(self, group: str) -> ShareGroupDescription:
+    def describe(self, group: str, sample: float) -> ShareGroupDescription:
         answer, found = self._asked(group)
-        partitions = [self._partition(one) for one in found]
+        drain = None
+        if sample > 0:
+            before, begun = sum(map(self._lag_of, found)), time.monotonic()
+            time.sleep(sample)
+            answer, found = self._asked(group)
+            left = sum(map(self._lag_of, found))
+            shrinks = (before - left) / (time.monotonic() - begun)
+            drain = 0.0 if left <= 0 else left / shrinks if shrinks > 0 else None
+        ages = self._ages(found)
+        partitions = [self._partition(one, age) for one, age in zip(found, ages, strict=True)]
+        known = [one.ready_seconds for one in partitions if one.ready_seconds is not None]
         settings = answer.settings
         return ShareGroupDescription(
             group,
@@ -71,21 +96,46 @@ class ShareGroupAdmin:
             partitions,
             dict(answer.leased),
             sum(one.lag for one in partitions),
+            max(known, default=None),
+            drain,
             dict(answer.counts),
         )
 
-    def _partition(self, one: sh.SharePartitionInfo) -> SharedPartition:
-        end = one.frontier
-        if one.page >= 0:
-            page = self._session.page(one.page)
-            if page.identity == (one.topic_id, one.partition):
-                end = max(end, page.last_stable)
+    def _end_of(self, one: sh.SharePartitionInfo) -> int:
+        page = self._page_of(one)
+        return one.frontier if page is None else max(one.frontier, page.last_stable)
+
+    def _page_of(self, one: sh.SharePartitionInfo) -> StatePage | None:
+        page = self._session.page(one.page) if one.page >= 0 else None
+        is_its = page is not None and page.identity == (one.topic_id, one.partition)
+        return page if is_its else None
+
+    def _lag_of(self, one: sh.SharePartitionInfo) -> int:
         left = one.ready + one.waiting + one.leased + one.condemned
+        return left + self._end_of(one) - one.frontier
+
+    def _partition(self, one: sh.SharePartitionInfo, age: float | None) -> SharedPartition:
         return SharedPartition(
-            one.topic, one.partition, one.floor, one.frontier, end,
-            one.ready, one.waiting, one.leased, one.condemned, left + end - one.frontier,
-            one.next_due_us / 1e6 if one.next_due_us else None,
+            one.topic, one.partition, one.floor, one.frontier, self._end_of(one),
+            one.ready, one.waiting, one.leased, one.condemned, self._lag_of(one),
+            one.next_due_us / 1e6 if one.next_due_us else None, age,
         )  # fmt: skip
+
+    def _ages(self, found: list[sh.SharePartitionInfo]) -> list[float | None]:
+        """How old the first record of each is that waits for a worker, by the time index."""
+        ages: list[float | None] = [0.0] * len(found)
+        numbers, places = [], []
+        for number, one in enumerate(found):
+            page = self._page_of(one)
+            first = one.ready_from if one.ready_from >= 0 else one.frontier
+            if page is not None and first < page.last_stable:
+                numbers.append(number)
+                log = LogHandle(page, one.topic_id, one.partition)
+                places.append((log, max(first, page.log_start)))
+        now = time.time()
+        for number, at in zip(numbers, run(self._logs.dating(places, AGES_BUDGET)), strict=True):
+            ages[number] = None if at is None else max(0.0, now - at)
+        return ages
 
     def seek(self, group: str, topic: ms.TopicInfo, places: Sequence[tuple[int, int]]) -> None:
         """(partition, offset) where the group begins now. What its workers have of these

@@ -168,8 +168,10 @@ class Admin(AsyncClosing):
         in the thread, and other requests of this admin wait for them."""
         return await self._do(partial(self._core.describe_group, group, sample=sample))
 
-    async def describe_share_group(self, group: str) -> ShareGroupDescription:
-        return await self._do(partial(self._core.describe_share_group, group))
+    async def describe_share_group(
+        self, group: str, *, sample: float = 0.0
+    ) -> ShareGroupDescription:
+        return await self._do(partial(self._core.describe_share_group, group, sample=sample))
 
     async def reset_offsets(
         self,

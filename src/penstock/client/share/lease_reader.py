@@ -26,7 +26,9 @@ from penstock.client.consumer.records import Chunk, Record
 from penstock.client.share.jobs import Job, said
 from penstock.client.share.leases import (
     DELAYED,
+    EXPIRED,
     FAILED,
+    LOST,
     RELEASED,
     OpenLease,
     OpenLeases,
@@ -224,7 +226,7 @@ class LeaseReader:
         found = []
         for one in records:
             if one.expires is not None and one.expires <= now_us:
-                self._leases.skip(held, [(one.offset, one.offset + 1)])
+                self._leases.skip(held, [(one.offset, one.offset + 1)], EXPIRED)
                 self._counts["ttl_expired"] += 1
             elif one.due is not None and one.due > now_us:
                 at = one.offset
@@ -256,7 +258,7 @@ class LeaseReader:
         if isinstance(error, er.OffsetOutOfRangeError) and start > span.first:
             at = min(start, span.end)
             logger.warning("group lost records of %s to retention: %s", part, error)
-            self._leases.skip(held, [(span.first, at)])
+            self._leases.skip(held, [(span.first, at)], LOST)
             self._counts["expired"] += at - span.first
             self._go_on(held, span, at)
             return 0

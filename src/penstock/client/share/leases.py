@@ -33,7 +33,9 @@ RUNS_PER_REQUEST: Final = 1000
 """Runs of offsets that one request names at most, over all its answers."""
 REASON_BYTES_PER_REQUEST: Final = 16_000
 """Bytes of reasons in one request; at least one reason goes."""
-ACCEPTED, RELEASED, FAILED, REJECTED, DELAYED, EXTENDED = range(6)
+ACCEPTED, RELEASED, FAILED, REJECTED, DELAYED, EXTENDED, SKIPPED, EXPIRED, LOST = range(9)
+_BY_WORKERS: Final = (RELEASED, FAILED, REJECTED, DELAYED)
+"""Kinds of answers that say what became of jobs, beside `ACCEPTED`."""
 _COUNTED: Final = ("acked", "released", "nacked", "rejected", "delayed", "extended")
 
 
@@ -89,7 +91,7 @@ class OpenLease:
     @property
     def unsent_records(self) -> int:
         """Records whose answers are not known to be with the coordinator."""
-        others = (one for one in self.others[self.others_sent :] if one.kind != ACCEPTED)
+        others = (one for one in self.others[self.others_sent :] if one.kind in _BY_WORKERS)
         return len(self.accepted) - self.accepted_sent + sum(one.end - one.first for one in others)
 
     @property
@@ -211,10 +213,11 @@ class OpenLeases:
             self.extending()
         return not held.is_void and any(first <= offset < end for first, end in held.left)
 
-    def skip(self, held: OpenLease, runs: Iterable[Run]) -> None:
-        """These offsets hold no record: they are done, though nobody did them."""
+    def skip(self, held: OpenLease, runs: Iterable[Run], kind: int = SKIPPED) -> None:
+        """These offsets hold no record, or one that is `EXPIRED` or `LOST`: they are done, though
+        nobody did them."""
         for first, end in runs:
-            held.others.append(_Said(ACCEPTED, first, end, "", None))
+            held.others.append(_Said(kind, first, end, "", None))
             self.waiting += 1
 
     def _noted(self, held: OpenLease, kind: int, records: int) -> None:
@@ -311,7 +314,7 @@ def _answered(held: OpenLease, room: _Room) -> tuple[LeaseAnswer, _Part]:
         room.runs -= 1
         others += 1
     named: dict[int, list[FailedRuns]] = {FAILED: [], REJECTED: []}
-    released: Runs = ()
+    plain: dict[int, list[Run]] = {RELEASED: [], SKIPPED: [], EXPIRED: [], LOST: []}
     delayed: list[DelayedRuns] = []
     extended: list[ExtendedRuns] = []
     everything: list[Run] = list(accepted)
@@ -322,17 +325,15 @@ def _answered(held: OpenLease, room: _Room) -> tuple[LeaseAnswer, _Part]:
             extended.append(ExtendedRuns(runs, delay))
             continue
         everything += runs
-        if kind == ACCEPTED:
-            accepted = [*merged([*accepted, *runs])]
-        elif kind == RELEASED:
-            released = merged(runs)
+        if kind in plain:
+            plain[kind] = runs
         elif kind == DELAYED:
             delayed.append(DelayedRuns(runs, due_us))
         else:
             named[kind].append(FailedRuns(runs, reason, delay))
     answer = LeaseAnswer(
-        held.topic_id, held.name[1], held.number, accepted, [*released], named[FAILED],
-        named[REJECTED], delayed, extended,
+        held.topic_id, held.name[1], held.number, accepted, plain[RELEASED], named[FAILED],
+        named[REJECTED], delayed, extended, plain[SKIPPED], plain[EXPIRED], plain[LOST],
     )  # fmt: skip
     return answer, _Part(held, upto, others, merged(everything))
 

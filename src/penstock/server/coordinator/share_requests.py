@@ -28,6 +28,7 @@ from penstock.server.coordinator.group_members import WatchedMembers
 from penstock.server.node.attached_client import Client
 
 NO_PAGE: Final = -1
+NONE_READY: Final = -1
 CONDEMNED_BYTES: Final = 12_000
 """Of the stories that one answer tells."""
 PARTITIONS_PER_PAGE: Final = 100
@@ -138,9 +139,10 @@ class ShareRequests:
                 seconds=more.seconds,
             )  # fmt: skip
             stale += self._decide(extend).stale
-        if answer.accepted:
-            runs = sh.runs_of(answer.accepted)
-            stale += self._decide(lambda _: shares.accept(name, place, lease, runs)).stale
+        for how in ("accepted", "skipped", "expired", "lost"):
+            if done := sh.runs_of(getattr(answer, how)):
+                accept = partial(shares.accept, name, place, lease, done, how)
+                stale += self._decide(_untimed(accept)).stale
         if answer.released:
             runs = sh.runs_of(answer.released)
             stale += self._decide(
@@ -246,6 +248,7 @@ class ShareRequests:
             machine.floor, machine.frontier,
             counts["ready"] + counts["suspect"], counts["waiting"], counts["leased"],
             counts["condemned"], machine.next_due_us() or 0,
+            NONE_READY if (ready := machine.oldest_ready()) is None else ready,
         )  # fmt: skip
 
     def _decide(self, decide: Callable[[float], Decision[Any]]) -> Any:
@@ -262,6 +265,12 @@ def _leased(each: sh.GrantedRecords) -> sharing.LeasedRecords:
         topic_id, partition, granted.lease, list(granted.runs),
         [(times, first, end) for times, (first, end) in granted.deliveries],
     )  # fmt: skip
+
+
+def _untimed(
+    decide: Callable[[], Decision[sh.LeaseAnswered]],
+) -> Callable[[float], Decision[sh.LeaseAnswered]]:
+    return lambda _: decide()
 
 
 def _as_decided(decision: Decision[None]) -> Callable[[float], Decision[None]]:

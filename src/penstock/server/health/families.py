@@ -15,6 +15,7 @@ GAUGE: Final = "gauge"
 HISTOGRAM: Final = "histogram"
 _PARTITION: Final = ("topic", "partition")
 _GROUP: Final = ("group", "topic", "partition")
+_SHARE_GROUP: Final = ("group", "topic")
 _CONSUMER: Final = ("consumer", "pid")
 _PRODUCER: Final = ("producer", "pid")
 _LANE: Final = ("producer", "pid", "writer")
@@ -86,6 +87,18 @@ FAMILIES: Final = _named({
     "group_moving": (GAUGE, ("group",), "1 while partitions change hands, else 0."),
     "group_skipped_records_total": (
         COUNTER, ("group",), "Records that an at-most-once group knows it never handed out.",
+    ),
+    "share_group_records": (
+        GAUGE, (*_SHARE_GROUP, "state"),
+        "Records by what they wait for: a worker (ready; new: nobody had them yet), their time "
+        "(waiting), an answer (leased), their dead letter (condemned).",
+    ),
+    "share_group_lag_records": (GAUGE, _SHARE_GROUP, "Records that are not done: all of these."),
+    "share_group_oldest_seconds": (
+        GAUGE, _SHARE_GROUP, "Age of the first record that is not done; 0 if all are.",
+    ),
+    "share_group_events_total": (
+        COUNTER, ("group", "event"), "Records by what became of a delivery, since it serves.",
     ),
     # --- producers ---
     "lane_used_bytes": (GAUGE, _LANE, "Bytes in the lane that its writer has not taken yet."),

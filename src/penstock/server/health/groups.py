@@ -11,9 +11,11 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 from penstock.ipc import coordination as co
+from penstock.ipc import sharing as sh
 from penstock.observe.ages import LogPosition
 from penstock.observe.sample import Sample
-from penstock.server.health.local import LocalMetrics
+from penstock.server.health import share_groups
+from penstock.server.health.local import NOWHERE, LocalMetrics
 from penstock.server.health.page import Page, labels
 
 GROUPS_MAX: Final = 500
@@ -33,11 +35,14 @@ class GroupMetrics:
     def write(self, page: Page, sample: Sample) -> None:
         deadline = time.monotonic() + SECONDS_MAX
         described: list[tuple[co.GroupInfo, list[co.GroupPartition]]] = []
+        shared: dict[str, list[sh.SharePartitionInfo]] = {}
         for info in self._listed():
             if len(described) >= GROUPS_MAX or time.monotonic() >= deadline:
                 page.omitted += 1
                 continue
             described.append((info, self._partitions(page, info)))
+            if info.guarantee == share_groups.SHARED:
+                shared[info.group] = share_groups.asked_of(self._ask, page, info.group)
         self._number([info.group for info, _ in described])
         places: dict[tuple[str, int], LogPosition] = {}
         for info, rows in described:
@@ -46,7 +51,15 @@ class GroupMetrics:
                 if part is not None and row.offset < part.high_watermark:
                     number = self._numbers[info.group]
                     places[info.group, row.page] = self._local.place(number, part, row.offset)
+        for group, shares in shared.items():
+            number = self._numbers[group]
+            found = share_groups.places_of(self._local, sample, number, shares)
+            places |= {(group, at): place for at, place in found.items()}
         times = self._local.ages.times(places.values())
+        for group, shares in shared.items():
+            at = {row.page: times.get(places.get((group, row.page), NOWHERE)) for row in shares}
+            ages = {n: max(0.0, sample.time - one) for n, one in at.items() if one is not None}
+            share_groups.write(page, sample, group, shares, ages)
         for info, rows in described:
             for row in rows:
                 part = sample.partitions.get(row.page)

@@ -123,7 +123,7 @@ class LocalMetrics:
                     continue
                 lag = lags.setdefault(part.topic, [0, 0.0])
                 lag[0] += max(0, part.high_watermark - offset)
-                appended = times.get(places.get((consumer.slot, number), _NOWHERE))
+                appended = times.get(places.get((consumer.slot, number), NOWHERE))
                 if appended is not None:
                     lag[1] = max(lag[1], sample.time - appended)
             who = labels(consumer=consumer.slot, pid=consumer.pid)
@@ -140,7 +140,7 @@ class LocalMetrics:
         return LogPosition(who, log, self._observer.folder(part), max(offset, part.log_start))
 
 
-_NOWHERE: Final = LogPosition(0, ("", 0), "", 0)
+NOWHERE: Final = LogPosition(0, ("", 0), "", 0)
 
 
 def _lanes(page: Page, sample: Sample) -> None:
