@@ -34,13 +34,15 @@ Reason = Annotated[str, msgspec.Meta(max_length=REASON_MAX)]
 class ShareSettings(msgspec.Struct, frozen=True, array_like=True):
     """How a share group delivers. `start`: where it begins with a partition, "earliest" or
     "latest". `max_lease`: what a worker has for a record without asking for more time. Seconds; 0
-    deliveries, a lease of 0: no end."""
+    deliveries, a lease of 0: no end. `dead_share`: the group is paused once more than this part of
+    the records that end become dead letters; 0: never."""
 
     max_deliveries: int = 5
     backoff_min: float = 1.0
     backoff_max: float = 300.0
     start: str = "earliest"
     max_lease: float = 0.0
+    dead_share: float = 0.0
 
 
 class PartitionEnds(msgspec.Struct, frozen=True, array_like=True):
@@ -135,6 +137,19 @@ class SeekShare(msgspec.Struct, frozen=True, tag="seek_share"):
     offset: Offset
 
 
+class PauseShare(msgspec.Struct, frozen=True, tag="pause_share"):
+    """Nobody gets records of the group until `ResumeShare`. Answers are taken."""
+
+    group: str
+    reason: Reason = ""
+
+
+class ResumeShare(msgspec.Struct, frozen=True, tag="resume_share"):
+    """The group is no longer paused, by whomever it was."""
+
+    group: str
+
+
 class DescribeShare(msgspec.Struct, frozen=True, tag="describe_share"):
     """Partitions from the `skip`-th on: the answer has `ENDS_MAX` at most."""
 
@@ -175,7 +190,8 @@ class RecordsAcquired(msgspec.Struct, frozen=True, tag="records_acquired"):
     """`stale`: for each answer the runs that its lease did not hold any more, so that nothing
     changed. `frontiers`: for each of `ends`, where records begin that nobody has had yet.
     `notice`: see `coordination.GroupAssignment`. `is_full`: records that are begun and not done
-    hold up the others. `at_us`: the coordinator's time, by which records are due and expire."""
+    hold up the others. `at_us`: the coordinator's time, by which records are due and expire.
+    `is_paused`: nobody gets any; a notice comes once that is over."""
 
     leases: list[LeasedRecords]
     stale: list[list[tuple[int, int]]]
@@ -184,6 +200,7 @@ class RecordsAcquired(msgspec.Struct, frozen=True, tag="records_acquired"):
     notice: int = 0
     is_full: bool = False
     at_us: int = 0
+    is_paused: bool = False
 
 
 class SharePartitionInfo(msgspec.Struct, frozen=True, array_like=True):
@@ -204,15 +221,25 @@ class SharePartitionInfo(msgspec.Struct, frozen=True, array_like=True):
     ready_from: int = -1
 
 
+class PauseInfo(msgspec.Struct, frozen=True, array_like=True):
+    """`by`: the principal who paused it; "" for the breaker (`dead_share`)."""
+
+    at_us: int
+    by: str
+    reason: str
+
+
 class ShareDescription(msgspec.Struct, frozen=True, tag="share_description"):
-    """`leased`: records by member. `counts`: since the coordinator serves."""
+    """`leased`: records by member. `counts`: since the coordinator serves. `pause`: None while
+    it delivers."""
 
     settings: ShareSettings
     partitions: list[SharePartitionInfo]
     leased: dict[str, int]
     counts: dict[str, int]
     more: bool = False
+    pause: PauseInfo | None = None
 
 
-Request = AcquireRecords | BuryRecords | SeekShare | DescribeShare
+Request = AcquireRecords | BuryRecords | SeekShare | PauseShare | ResumeShare | DescribeShare
 Reply = RecordsAcquired | ShareDescription

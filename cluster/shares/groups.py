@@ -16,6 +16,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from penstock.cluster.decisions import Decision, Record
+from penstock.cluster.shares.breaker import Breaker, SharePause, decode_pause
 from penstock.cluster.shares.machine import (
     LeaseAnswered,
     LeaseGranted,
@@ -26,9 +27,10 @@ from penstock.cluster.shares.policy import SharePolicy, decode_policy
 from penstock.cluster.shares.runs import Runs, count
 from penstock.cluster.shares.share_log import DELTA, SNAPSHOT, LoggedShare, Place, Uniform
 from penstock.cluster.shares.state import FailedDelivery
-from penstock.core.errors import ConfigError, ResourceLimitError
+from penstock.core.errors import GroupError, ResourceLimitError
 
 SHARE: Final = "share"
+PAUSE: Final = "share pause"
 PARTITIONS_MAX: Final = 1000
 """Partitions of a group."""
 TOMBSTONES_MAX: Final = 500
@@ -64,6 +66,7 @@ class Acquisition(NamedTuple):
     granted: tuple[GrantedRecords, ...]
     frontiers: tuple[int, ...]
     is_full: bool
+    is_paused: bool = False
 
 
 class CondemnedOffset(NamedTuple):
@@ -85,6 +88,8 @@ class ShareGroup:
     waiting: dict[str, None] = field(default_factory=dict)
     burying: dict[tuple[Place, int], tuple[str, float]] = field(default_factory=dict)
     counts: Counter[str] = field(default_factory=Counter)
+    breaker: Breaker = field(default_factory=Breaker)
+    pause: SharePause | None = None
     turn: int = 0
 
     def machine(self, place: Place) -> SharePartition | None:
@@ -95,7 +100,10 @@ class ShareGroup:
         self, member: str, places: Sequence[Place], topics: Collection[bytes], count_max: int
     ) -> tuple[Collection[Place], int]:
         """Of which partitions a member may get records now, and how many. While there are records
-        that may have ended a worker it gets one of those, once it has nothing else."""
+        that may have ended a worker it gets one of those, once it has nothing else. While the group
+        is paused it gets nothing."""
+        if self.pause is not None:
+            return (), count_max
         of_topics = {place for place in places if place[0] in topics}
         machines = [(it, machine) for it in places if (machine := self.machine(it)) is not None]
         if any(machine.is_alone(member) for _, machine in machines):
@@ -121,6 +129,7 @@ class ShareGroups:
         self._due: list[tuple[float, str, Place]] = []
         self._planned: dict[tuple[str, Place], float] = {}
         self._large: dict[tuple[str, Place], None] = {}
+        self._tripped: list[tuple[str, str]] = []
 
     # --- what is so ---
     def replay(self, record: Record) -> None:
@@ -128,6 +137,11 @@ class ShareGroups:
         kind, *rest = _decode_key(record.key)
         if kind == SHARE:
             self._replay_policy(rest[0], record.value)
+        elif kind == PAUSE:
+            group = self._groups.setdefault(rest[0], ShareGroup())
+            group.pause = None if record.value is None else decode_pause(record.value)
+            group.breaker.forget()
+            self._forget_void(rest[0])
         elif kind in (SNAPSHOT, DELTA):
             name, topic_id, partition, side, at = rest
             group = self._groups.setdefault(name, ShareGroup())
@@ -156,7 +170,7 @@ class ShareGroups:
 
     def _forget_void(self, name: str) -> None:
         group = self._groups[name]
-        if not group.is_set and not group.partitions:
+        if not group.is_set and not group.partitions and group.pause is None:
             del self._groups[name]
 
     def _plan(self, name: str, share: LoggedShare, looked: float | None = None) -> None:
@@ -190,6 +204,15 @@ class ShareGroups:
     def policy(self, name: str) -> SharePolicy:
         group = self._groups.get(name)
         return group.policy if group else SharePolicy()
+
+    def pause_of(self, name: str) -> SharePause | None:
+        group = self._groups.get(name)
+        return group.pause if group else None
+
+    def take_tripped(self) -> list[tuple[str, str]]:
+        """Groups that the breaker has paused since the last call, and why."""
+        tripped, self._tripped = self._tripped, []
+        return tripped
 
     def partitions(self, name: str) -> Iterator[tuple[Place, SharePartition]]:
         """Those that the group has begun with, in order."""
@@ -233,7 +256,7 @@ class ShareGroups:
     ) -> Decision[LeaseAnswered]:  # fmt: skip
         return self._answered(
             name, place, "failed",
-            lambda it: it.fail(_us(now), lease, runs, reason, delay), runs, by,
+            lambda it: it.fail(_us(now), lease, runs, reason, delay), runs, by, now,
         )  # fmt: skip
 
     def delay(
@@ -255,8 +278,9 @@ class ShareGroups:
         self, now: float, name: str, place: Place, lease: int, runs: Runs, reason: str, by: str
     ) -> Decision[LeaseAnswered]:
         return self._answered(
-            name, place, "rejected", lambda it: it.reject(_us(now), lease, runs, reason), runs, by
-        )
+            name, place, "rejected",
+            lambda it: it.reject(_us(now), lease, runs, reason), runs, by, now,
+        )  # fmt: skip
 
     def _answered(
         self,
@@ -266,8 +290,10 @@ class ShareGroups:
         decide: Callable[[SharePartition], ShareDecision[LeaseAnswered]],
         runs: Runs,
         by: str | None = None,
+        now: float = 0.0,
     ) -> Decision[LeaseAnswered]:
-        """`by`: who answered so that others may have something to do now."""
+        """`by`: who answered so that others may have something to do now. `now`: where it may
+        condemn."""
         share = self._share(name, place)
         if share is None or share.machine is None:
             return Decision((), LeaseAnswered(0, runs))
@@ -275,11 +301,26 @@ class ShareGroups:
         counts = self._groups[name].counts
         counts[what] += answer.settled
         counts["stale"] += count(answer.stale)
-        counts["condemned"] += answer.condemned
         if not deltas:
             return Decision((), answer)
+        self._groups[name].breaker.note(answer.settled * (what == "accepted"), 0)
+        more = self._died(now, name, answer.condemned)
         notify = frozenset() if by is None else self._called(name, answer.settled, by)
-        return Decision((share.record_of(deltas),), answer, notify)
+        return Decision((share.record_of(deltas), *more), answer, notify)
+
+    def _died(self, now: float, name: str, dead: int) -> tuple[Record, ...]:
+        """So many records of the group are condemned. What pauses it where that is too much."""
+        group = self._groups[name]
+        group.counts["condemned"] += dead
+        if not dead or group.pause is not None:
+            return ()
+        group.breaker.turn(now)
+        group.breaker.note(0, dead)
+        if not (why := group.breaker.complaint(group.policy.dead_share)):
+            return ()
+        group.counts["breaker_trips"] += 1
+        self._tripped.append((name, why))
+        return (_paused(name, SharePause(_us(now), "", why)),)
 
     def acquire(
         self, now: float, name: str, member: str, count_max: int, ends: Sequence[KnownEnds],
@@ -302,6 +343,7 @@ class ShareGroups:
         frontiers, is_full, runs_left = dict[Place, int](), False, LEASE_RUNS_MAX
         allowed, count_max = group.allowed(member, places, topics, count_max)
         group.turn += 1
+        group.breaker.turn(now)
         at = group.turn % len(places) if places else 0
         for place in places[at:] + places[:at]:
             if place in made:
@@ -332,8 +374,9 @@ class ShareGroups:
         if records and name not in self._groups:
             self._groups[name] = group  # its volatile part
         answer = Acquisition(
-            tuple(granted), tuple(frontiers.get(each.place, each.start) for each in ends), is_full
-        )
+            tuple(granted), tuple(frontiers.get(each.place, each.start) for each in ends), is_full,
+            group.pause is not None,
+        )  # fmt: skip
         return Decision(tuple(records), answer)
 
     def _begun(
@@ -391,7 +434,7 @@ class ShareGroups:
         group.waiting.pop(member, None)
         for key in [key for key, (who, _) in group.burying.items() if who == member]:
             del group.burying[key]
-        records, settled = [], 0
+        records, settled, dead = [], 0, 0
         for share in group.partitions.values():
             if share.machine is None:
                 continue
@@ -399,7 +442,8 @@ class ShareGroups:
             if deltas:
                 records.append(share.record_of(deltas))
                 settled += answer.settled
-                group.counts["condemned"] += answer.condemned
+                dead += answer.condemned
+        records += self._died(now, name, dead)
         group.counts["returned"] += settled
         return Decision(tuple(records), settled, self._called(name, settled, member))
 
@@ -441,6 +485,7 @@ class ShareGroups:
     def tick(self, now: float) -> Decision[None]:
         """What is due by now is ready again, and what workers had for too long."""
         records: list[Record] = []
+        died: Counter[str] = Counter()
         notify: frozenset[str] = frozenset()
         while self._due and self._due[0][0] <= now and len(records) < WAKES_MAX:
             at, name, place = heapq.heappop(self._due)
@@ -456,11 +501,12 @@ class ShareGroups:
                 counts = self._groups[name].counts
                 counts["woken"] += woken.answer
                 counts["timed_out"] += old.answer.settled
-                counts["condemned"] += old.answer.condemned
+                died[name] += old.answer.condemned
                 notify |= self._called(name, woken.answer + old.answer.settled)
             else:
                 self._plan(name, share, looked=now)
-        return Decision(tuple(records), None, notify)
+        paused = (each for name, dead in died.items() for each in self._died(now, name, dead))
+        return Decision((*records, *paused), None, notify)
 
     def snapshots(self) -> Iterator[Decision[None]]:
         """What makes the log shorter; each is to be decided before the next is asked for."""
@@ -474,9 +520,7 @@ class ShareGroups:
 
     def seek(self, name: str, place: Place, offset: int) -> Decision[None]:
         """The group begins there; all leases and waits of that partition are void."""
-        group = self._groups.get(name)
-        if group is None:
-            raise ConfigError(f"there is no share group {name!r}")
+        group = self._known(name)
         share = group.partitions.get(place)
         if share is None or share.machine is None:
             _, records = self._new_share(name, group, place).begin(offset)
@@ -484,6 +528,24 @@ class ShareGroups:
             deltas, _ = share.machine.seek(offset)
             records = [share.record_of(deltas)]
         return Decision(tuple(records), None, self._called(name, len(group.waiting)))
+
+    def pause(self, now: float, name: str, by: str, reason: str) -> Decision[None]:
+        """Nobody gets records of it from now on. One that is paused stays so, as it is."""
+        group = self._known(name)
+        pause = SharePause(_us(now), by, reason)
+        return Decision(() if group.pause else (_paused(name, pause),), None)
+
+    def resume(self, name: str) -> Decision[None]:
+        """It delivers again, and the breaker begins to count."""
+        if self._known(name).pause is None:
+            return Decision((), None)
+        waiting = len(self._known(name).waiting)
+        return Decision((_paused(name, None),), None, self._called(name, waiting))
+
+    def _known(self, name: str) -> ShareGroup:
+        if (group := self._groups.get(name)) is None:
+            raise GroupError(f"there is no share group {name!r}")
+        return group
 
     def delete(self, name: str) -> Decision[bool]:
         """Take the group away, a bounded part of it: whether there is more to take."""
@@ -493,7 +555,8 @@ class ShareGroups:
         for share in group.partitions.values():
             if records := share.tombstones(TOMBSTONES_MAX):
                 return Decision(tuple(records), True)
-        return Decision((Record(_encode((SHARE, name)), None),), False)
+        paused = (_paused(name, None),) if group.pause is not None else ()
+        return Decision((*paused, Record(_encode((SHARE, name)), None)), False)
 
     def forget_topics(self, there: Collection[bytes]) -> Iterator[tuple[str, Place]]:
         """Partitions of topics that are gone."""
@@ -515,6 +578,10 @@ class ShareGroups:
     def _new_share(self, name: str, group: ShareGroup, place: Place) -> LoggedShare:
         """One that holds nothing yet."""
         return LoggedShare(name, place, self._uniform, group.policy.limits())
+
+
+def _paused(name: str, pause: SharePause | None) -> Record:
+    return Record(_encode((PAUSE, name)), None if pause is None else _encode(pause))
 
 
 def _us(seconds: float) -> int:

@@ -18,11 +18,14 @@ class SharePolicy(msgspec.Struct, frozen=True, array_like=True):
     backoff_max: float = 300.0
     start: str = "earliest"
     max_lease: float = 0.0
+    dead_share: float = 0.0
 
     def limits(self) -> ShareLimits:
         """Raises `ConfigError` for what nobody may ask."""
         if self.start not in ("earliest", "latest"):
             raise ConfigError(f"start: {self.start!r} is not 'earliest' or 'latest'")
+        if not 0.0 <= self.dead_share < 1.0:
+            raise ConfigError(f"dead_share: {self.dead_share!r} is not between 0 (never) and 1")
         return ShareLimits(
             max_deliveries=self.max_deliveries,
             backoff_min=self.backoff_min,

@@ -3,6 +3,7 @@
 | key | value |
 |---|---|
 | `("share", group)` | `SharePolicy`, as an array |
+| `("share pause", group)` | `SharePause`, while it is paused |
 | `("share snapshot", group, topic id, partition, side, part)` | `SnapshotPart` |
 | `("share delta", group, topic id, partition, side, slot)` | `NumberedDeltas` |
 

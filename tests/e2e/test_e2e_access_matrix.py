@@ -117,6 +117,8 @@ ROWS: dict[type, Row] = {
         lambda it: sh.BuryRecords(it.name, MEMBER, it.topic_id, 0, [(0, 1)]), (READER,)
     ),
     sh.SeekShare: Row(lambda it: sh.SeekShare(it.name, it.topic_id, 0, 0)),
+    sh.PauseShare: Row(lambda it: sh.PauseShare(it.name)),
+    sh.ResumeShare: Row(lambda it: sh.ResumeShare(it.name)),
     sh.DescribeShare: Row(lambda it: sh.DescribeShare(it.name), (READER,)),
 }
 LOCAL: dict[type, Callable[[Thing], msgspec.Struct]] = {

@@ -146,6 +146,8 @@ DENIED: list[ms.ClientMessage] = [
     sh.AcquireRecords("g", "m"),
     sh.BuryRecords("g", "m", TID, 0, []),
     sh.SeekShare("g", TID, 0, 0),
+    sh.PauseShare("g"),
+    sh.ResumeShare("g"),
     sh.DescribeShare("g"),
     co.InitTransactions("t", 10.0),
     co.AddPartitions("t", 1, 1, []),

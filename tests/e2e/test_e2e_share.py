@@ -658,3 +658,36 @@ def test_in_an_event_loop_more_time_is_asked_for_by_a_task(node, topic, work):
                 assert await jobs.poll(timeout=0.0) == []
 
     run(main())
+
+
+def test_a_breaker_pauses_a_group_whose_jobs_die_and_an_operator_resumes_it(
+    node, client, topic, work
+):
+    produce(node, topic, numbers(40))
+    options = {"max_deliveries": 1, "dead_share": 0.5, "dead_letters": None}
+    with client.admin() as admin, work(**options) as jobs:
+        held: list[Any] = []
+        while len(held) < 30:
+            held += jobs.poll(30 - len(held), timeout=1.0)
+        for job in held:
+            job.nack(reason="no database")
+        jobs.flush()
+        pause = admin.describe_share_group(work.group).pause
+        assert pause.by == ""
+        assert "30 of 30 records" in pause.reason
+        assert f"share group {work.group} is paused: 30 of 30" in node.log_tail(400)
+        assert jobs.poll() == []
+        assert jobs.metrics()["paused"] > 0
+        admin.resume_share_group(work.group)
+        came = all_of(jobs, 10)
+        assert offsets(came) == list(range(30, 40))
+        admin.pause_share_group(work.group, reason="by hand")
+        jobs.ack_many(came)
+        jobs.flush()
+        told = admin.describe_share_group(work.group)
+        assert (told.lag, told.pause.reason) == (0, "by hand"), "answers are taken"
+        assert told.pause.by
+        with pytest.raises(er.GroupError, match="no share group 'nobody'"):
+            admin.pause_share_group("nobody")
+        with pytest.raises(er.ConfigError, match="REASON_MAX"):
+            admin.pause_share_group(work.group, reason="x" * 1001)

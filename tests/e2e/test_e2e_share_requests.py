@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 
 import pytest
 from cli_runner import call_cli
@@ -206,6 +207,17 @@ def test_operators_see_and_move_share_groups(serving, topic, worker):
     assert worker.answer(lease, accepted=[(3, 6)]).stale == [[(3, 6)]]
     assert offsets(worker.acquire(2, ends={0: 9}).leases) == [(0, 1), (0, 2)]
     assert f"{worker.group}" in call_cli("group", "list", "resize*", url=url).lines
+    pause = ("group", "pause", worker.group, "--reason", "database away")
+    assert call_cli(*pause, url=url).code == 0
+    told = call_cli("group", "describe", worker.group, url=url)
+    assert told.lines[2].startswith("paused since ")
+    assert told.lines[2].endswith(f" by user:{os.getuid()}: database away")
+    answer = worker.acquire(2, ends={0: 9})
+    assert (answer.leases, answer.is_paused) == ([], True)
+    before = worker.slot.notice
+    assert call_cli("group", "resume", worker.group, url=url).code == 0
+    eventually(lambda: worker.slot.notice != before, "a notice")
+    assert call_cli("group", "pause", "nobody", url=url).code == 1
     worker.leave()
     assert call_cli("group", "delete", worker.group, "-y", url=url).code == 0
     assert "nobody has joined" in call_cli("group", "describe", worker.group, url=url).lines[0]

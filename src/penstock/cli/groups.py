@@ -1,4 +1,4 @@
-"""`penstock group ...`: list, describe, seek, export-offsets, import-offsets, delete."""
+"""`penstock group ...`: list, describe, seek, export and import offsets, pause, resume, delete."""
 
 from __future__ import annotations
 
@@ -41,6 +41,8 @@ def make(settings: dict[str, Any]) -> typer.Typer:
     command(app, "seek")(seek)
     command(app, "export-offsets")(export_offsets)
     command(app, "import-offsets")(import_offsets)
+    command(app, "pause")(pause)
+    command(app, "resume")(resume)
     command(app, "delete")(delete)
     return app
 
@@ -128,7 +130,9 @@ def _drain(seconds: float | None) -> str:
 
 
 def _lease(shares: ShareGroupDescription) -> str:
-    return "" if shares.max_lease is None else f"leases of {shares.max_lease:g} s, "
+    lease = "" if shares.max_lease is None else f"leases of {shares.max_lease:g} s, "
+    dead = "" if shares.dead_share is None else f"paused above {shares.dead_share:.0%} dead, "
+    return lease + dead
 
 
 def _write_share(shares: ShareGroupDescription) -> None:
@@ -140,6 +144,12 @@ def _write_share(shares: ShareGroupDescription) -> None:
         f"{output.human_age(shares.ready_seconds)}"
     )
     now = time.time()
+    if (pause := shares.pause) is not None:
+        who = f"by {pause.by}" if pause.by else "by its breaker"
+        output.write_line(
+            f"paused since {output.human_age(max(0.0, now - pause.since))} {who}"
+            + (f": {pause.reason}" if pause.reason else "")
+        )
     if shares.partitions:
         output.write_columns(
             ["TOPIC", "PARTITION", "FLOOR", "FRONTIER", "END", "READY", "WAITING", "LEASED",
@@ -327,6 +337,34 @@ def _told(reset: OffsetReset) -> str:
         return f"to {reset.after}, with nothing committed before{past}"
     again = output.counted(reset.redelivers, "record")
     return f"from {reset.before} to {reset.after}: {again} again, {reset.skips} passed over"
+
+
+def pause(
+    env: Env,
+    names: Names,
+    reason: Annotated[
+        str, typer.Option("--reason", metavar="TEXT", help="Shown by `group describe`.")
+    ] = "",
+) -> int:
+    """Have no worker get further jobs of share groups; answers are taken."""
+    with env.admin() as admin:
+
+        def pause_one(name: str) -> None:
+            admin.pause_share_group(name, reason=reason)
+            env.say(f"paused share group {name}")
+
+        return for_each(env, names, pause_one)
+
+
+def resume(env: Env, names: Names) -> int:
+    """Have share groups deliver again, whoever paused them."""
+    with env.admin() as admin:
+
+        def resume_one(name: str) -> None:
+            admin.resume_share_group(name)
+            env.say(f"resumed share group {name}")
+
+        return for_each(env, names, resume_one)
 
 
 def delete(

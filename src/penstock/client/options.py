@@ -91,6 +91,7 @@ class ShareOptions(TypedDict, total=False):
     backoff: tuple[float, float]
     start: Literal["earliest", "latest"]
     max_lease: float | None
+    dead_share: float | None
     max_records: int
     prefetch_bytes: int
     ack_interval: float

@@ -9,9 +9,9 @@ import pytest
 from seeds import seed_of
 
 from penstock.cluster.decisions import Decision, Record
-from penstock.cluster.shares import KnownEnds, ShareGroups, SharePolicy, share_log
+from penstock.cluster.shares import KnownEnds, ShareGroups, SharePolicy, breaker, share_log
 from penstock.cluster.shares import groups as groups_module
-from penstock.core.errors import ConfigError, ResourceLimitError
+from penstock.core.errors import ConfigError, GroupError, ResourceLimitError
 
 TOPICS = (b"a" * 16, b"b" * 16)
 PLACES = [(topic, partition) for topic in TOPICS for partition in range(2)]
@@ -56,7 +56,7 @@ def told(machine: ShareGroups):
     """All that is logged of it."""
     return {
         name: (
-            machine.policy(name),
+            (machine.policy(name), machine.pause_of(name)),
             {place: share.snapshot() for place, share in machine.partitions(name)},
         )
         for name in machine.names()
@@ -76,7 +76,7 @@ def held(machine: ShareGroups, name: str, member: str):
 def step(draw: random.Random, shell: Shell, now: float) -> None:
     machine, name = shell.machine, draw.choice(("red", "blue"))
     member = f"{name}-{draw.randrange(3)}"
-    match draw.randrange(13):
+    match draw.randrange(14):
         case 0 | 1 | 2 | 3:
             ends = [
                 KnownEnds(place, 0, draw.randrange(1, 9000))
@@ -113,6 +113,10 @@ def step(draw: random.Random, shell: Shell, now: float) -> None:
         case 11:
             known = {(place, lease) for place, lease, _ in held(machine, name, member)[::2]}
             shell.decide(machine.keep_only(name, member, known))
+        case 13 if name in machine.names() and not draw.randrange(3):
+            paused = machine.pause_of(name) is not None
+            pause = machine.pause(now, name, "ann", "") if not paused else machine.resume(name)
+            shell.decide(pause)
         case 12 if name in machine.names() and not draw.randrange(4):
             shell.decide(machine.seek(name, draw.choice(PLACES), draw.randrange(5000)))
 
@@ -301,9 +305,12 @@ def test_bad_policies_and_too_many_partitions_are_refused_by_name():
     shell = Shell()
     with pytest.raises(ConfigError, match="start: 'now'"):
         shell.machine.configure("red", SharePolicy(start="now"))
+    for share in (-0.1, 1.0, float("nan")):
+        with pytest.raises(ConfigError, match="dead_share"):
+            shell.machine.configure("red", SharePolicy(dead_share=share))
     with pytest.raises(ConfigError, match="max_deliveries: 256"):
         shell.machine.configure("red", SharePolicy(256))
-    with pytest.raises(ConfigError, match="there is no share group 'red'"):
+    with pytest.raises(GroupError, match="there is no share group 'red'"):
         shell.machine.seek("red", PLACES[0], 1)
     ends = [KnownEnds((TOPICS[0], number), 0, 1) for number in range(1001)]
     with pytest.raises(ResourceLimitError, match="PARTITIONS_MAX"):
@@ -356,3 +363,83 @@ def test_what_the_log_tells_of_a_lease_has_its_end_in_it():
     assert again.tick(now).records == ()
     assert again.tick(59.0).records == ()
     assert again.tick(61.0).records != ()
+
+
+def breaking(shell: Shell, **policy) -> list[tuple[str, str]]:
+    """A group of which 30 records are done, and 30 die."""
+    shell.decide(shell.machine.configure("red", SharePolicy(max_deliveries=1, **policy)))
+    for number in range(60):
+        [given] = acquired(shell, 1, 100).granted
+        answer = shell.machine.accept if number % 2 else None
+        lease, runs = given.granted.lease, given.granted.runs
+        shell.decide(
+            answer("red", PLACES[0], lease, runs)
+            if answer is not None
+            else shell.machine.fail(1.0, "red", PLACES[0], lease, runs, "bad", None, "m")
+        )
+        if shell.machine.pause_of("red"):
+            break
+    return shell.machine.take_tripped()
+
+
+def test_a_group_whose_records_die_is_paused_until_it_is_resumed():
+    shell = Shell()
+    [(name, why)] = breaking(shell, dead_share=0.4)
+    assert (name, why[:8]) == ("red", "20 of 39")
+    assert shell.machine.counts("red")["breaker_trips"] == 1
+    paused = acquired(shell, 5, 100, member="x")
+    assert (paused.granted, paused.frontiers, paused.is_paused) == ((), (39,), True)
+    again = replayed(shell.log, compacted=True)
+    assert again.pause_of("red") == shell.machine.pause_of("red") is not None
+    assert shell.machine.pause(2.0, "red", "ann", "as well").records == (), "it stays as it is"
+    decision = shell.machine.resume("red")
+    assert decision.notify == {"x"}
+    shell.decide(decision)
+    assert shell.machine.resume("red").records == ()
+    [given] = acquired(shell, 1, 100).granted
+    shell.decide(
+        shell.machine.fail(
+            1.0, "red", PLACES[0], given.granted.lease, given.granted.runs, "bad", None, "m"
+        )
+    )
+    assert shell.machine.pause_of("red") is None, "the breaker begins to count"
+
+
+def test_few_that_die_a_small_part_and_no_breaker_pause_nothing(monkeypatch):
+    for policy in ({"dead_share": 0.6}, {}):
+        shell = Shell()
+        assert breaking(shell, **policy) == []
+        assert shell.machine.pause_of("red") is None
+    monkeypatch.setattr(breaker, "DEAD_MIN", 31)
+    assert breaking(Shell(), dead_share=0.01) == []
+
+
+def test_what_died_long_ago_does_not_count():
+    counts = breaker.Breaker()
+    counts.turn(1000.0)
+    counts.note(0, 30)
+    assert "30 of 30" in counts.complaint(0.5)
+    counts.turn(1000.0 + breaker.WINDOW / 2)
+    counts.note(29, 0)
+    assert "30 of 59" in counts.complaint(0.5)
+    counts.note(1, 0)
+    assert counts.complaint(0.5) == "", "half is no more than half"
+    counts.turn(1000.0 + breaker.WINDOW)
+    assert counts.complaint(0.01) == ""
+    counts.note(0, 30)
+    counts.turn(2000.0)
+    assert counts.complaint(0.01) == ""
+
+
+def test_workers_that_are_killed_pause_a_group_and_its_deletion_leaves_nothing(monkeypatch):
+    monkeypatch.setattr(breaker, "DEAD_MIN", 3)
+    shell = Shell()
+    shell.decide(shell.machine.configure("red", SharePolicy(1, dead_share=0.5)))
+    acquired(shell, 3, 9)
+    shell.decide(shell.machine.leave(1.0, "red", "m", "SIGKILL"))
+    assert shell.machine.pause_of("red") is not None
+    while shell.decide(shell.machine.delete("red")):
+        pass
+    assert list(shell.machine.names()) == list(replayed(shell.log, compacted=True).names()) == []
+    with pytest.raises(GroupError, match="no share group 'red'"):
+        shell.machine.pause(1.0, "red", "ann", "")

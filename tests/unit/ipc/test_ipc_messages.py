@@ -137,6 +137,8 @@ CLIENT = [
     ),
     sh.BuryRecords(NAME, NAME, ID, 4095, [RUN] * sh.RUNS_MAX),
     sh.SeekShare(NAME, ID, 4095, NUMBER),
+    sh.PauseShare(NAME, "r" * sh.REASON_MAX),
+    sh.ResumeShare(NAME),
     sh.DescribeShare(NAME, 4095),
 ]  # fmt: skip
 NODE = [
@@ -190,8 +192,9 @@ NODE = [
     ),
     sh.ShareDescription(
         sh.ShareSettings(),
-        [sh.SharePartitionInfo(NAME, ID, 4095, 4095, *[NUMBER] * 7)] * 100,
+        [sh.SharePartitionInfo(NAME, ID, 4095, 4095, *[NUMBER] * 8)] * 100,
         {f"{at}{NAME}": NUMBER for at in range(64)}, {NAME: NUMBER}, True,
+        sh.PauseInfo(NUMBER, NAME, "r" * sh.REASON_MAX),
     ),
     ms.Refused("RecordTooLargeError", "\N{SNOWMAN}" * 4000),
 ]  # fmt: skip
@@ -242,7 +245,8 @@ TAGS = {
                        "reassign_partition", "remove_broker", "drain_broker",
                        "describe_drain", "list_clients", "kick_client",
                        "describe_settings", "change_settings", "acquire_records",
-                       "bury_records", "seek_share", "describe_share"],
+                       "bury_records", "seek_share", "pause_share", "resume_share",
+                       "describe_share"],
     "node to client": ["welcome", "lane_opened", "topic_found", "topics", "node", "cleaned",
                        "done", "group_assignment", "committed", "claimed", "groups",
                        "group_description", "transaction_ready", "transaction_ended",

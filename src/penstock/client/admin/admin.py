@@ -307,6 +307,15 @@ class Admin(Closing):
         `drain_seconds`."""
         return self._shares().describe(group, sample)
 
+    def pause_share_group(self, group: str, *, reason: str = "") -> None:
+        """Have no worker get further jobs of a share group; answers are taken, waits go on. One
+        that is paused stays so, as it is. Raises `GroupError` for a group that is not there."""
+        self._shares().pause(group, reason)
+
+    def resume_share_group(self, group: str) -> None:
+        """Have a share group deliver again, whoever paused it; its breaker begins to count."""
+        self._shares().resume(group)
+
     def _shares(self) -> ShareGroupAdmin:
         self._check_attached()
         return ShareGroupAdmin(self._ask, self._session, self._timeout)

@@ -11,6 +11,8 @@ from penstock.client.consumer.group.options import check_group_name
 from penstock.client.consumer.logs import LogHandle
 from penstock.client.remote.logs import logs_of
 from penstock.client.session import Session
+from penstock.client.validation import check_text
+from penstock.core.errors import ConfigError
 from penstock.ipc import messages as ms
 from penstock.ipc import sharing as sh
 from penstock.ipc.state import StatePage
@@ -47,8 +49,19 @@ class SharedPartition:
 
 
 @dataclass(frozen=True, slots=True)
+class GroupPause:
+    """Why nobody gets records of a share group, and since when (seconds since the epoch). `by`:
+    the principal who paused it; "" where its breaker did (`dead_share`)."""
+
+    since: float
+    by: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class ShareGroupDescription:
-    """A share group. `max_lease`: seconds, None where leases have no end. `leased`: records that
+    """A share group. `max_lease`: seconds, None where leases have no end. `dead_share`: None
+    without a breaker. `pause`: None while it delivers. `leased`: records that
     each worker has to answer for. `counts`: since the coordinator serves. `drain_seconds`: when
     its lag is gone if it goes on as during the sample; None: never, or no sample was taken."""
 
@@ -57,6 +70,8 @@ class ShareGroupDescription:
     backoff: tuple[float, float]
     start: str
     max_lease: float | None
+    dead_share: float | None
+    pause: GroupPause | None
     partitions: list[SharedPartition]
     leased: dict[str, int]
     lag: int
@@ -86,13 +101,15 @@ class ShareGroupAdmin:
         ages = self._ages(found)
         partitions = [self._partition(one, age) for one, age in zip(found, ages, strict=True)]
         known = [one.ready_seconds for one in partitions if one.ready_seconds is not None]
-        settings = answer.settings
+        settings, pause = answer.settings, answer.pause
         return ShareGroupDescription(
             group,
             settings.max_deliveries,
             (settings.backoff_min, settings.backoff_max),
             settings.start,
             settings.max_lease or None,
+            settings.dead_share or None,
+            None if pause is None else GroupPause(pause.at_us / 1e6, pause.by, pause.reason),
             partitions,
             dict(answer.leased),
             sum(one.lag for one in partitions),
@@ -136,6 +153,19 @@ class ShareGroupAdmin:
         for number, at in zip(numbers, run(self._logs.dating(places, AGES_BUDGET)), strict=True):
             ages[number] = None if at is None else max(0.0, now - at)
         return ages
+
+    def pause(self, group: str, reason: str) -> None:
+        check_group_name(group)
+        check_text("reason", reason)
+        if len(reason) > sh.REASON_MAX:
+            raise ConfigError(
+                f"reason: {len(reason)} characters; {sh.REASON_MAX} at most (REASON_MAX)"
+            )
+        self._ask(sh.PauseShare(group, reason), ms.Done)
+
+    def resume(self, group: str) -> None:
+        check_group_name(group)
+        self._ask(sh.ResumeShare(group), ms.Done)
 
     def seek(self, group: str, topic: ms.TopicInfo, places: Sequence[tuple[int, int]]) -> None:
         """(partition, offset) where the group begins now. What its workers have of these

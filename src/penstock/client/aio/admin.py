@@ -173,6 +173,12 @@ class Admin(AsyncClosing):
     ) -> ShareGroupDescription:
         return await self._do(partial(self._core.describe_share_group, group, sample=sample))
 
+    async def pause_share_group(self, group: str, *, reason: str = "") -> None:
+        await self._do(partial(self._core.pause_share_group, group, reason=reason))
+
+    async def resume_share_group(self, group: str) -> None:
+        await self._do(partial(self._core.resume_share_group, group))
+
     async def reset_offsets(
         self,
         group: str,

@@ -68,10 +68,11 @@ class Acquirer:
         self._exchange = exchange
         self._dead_letters = dead_letters
         self._counts = counts
-        counts.update(acquired=0, requests=0, empty=0, request_failures=0, rejoins=0)
+        counts.update(acquired=0, requests=0, empty=0, request_failures=0, rejoins=0, paused=0)
         self._ack_interval = ack_interval
         self._max_lease = max_lease or float("inf")
         self._pauses = Backoff(PAUSE_MIN, PAUSE_MAX)
+        self._is_paused = False
         self._is_told = False
         """Whether the coordinator gives a notice once there is something to acquire."""
         self._retry_at = 0.0
@@ -171,7 +172,17 @@ class Acquirer:
         if not asked.records_max:
             return
         self._look_at = now + LOOK_EVERY
-        if answer.leases:
+        if answer.is_paused != self._is_paused:
+            self._is_paused = answer.is_paused
+            logger.warning(
+                "share group %s %s", self._exchange.group,
+                "is paused: nobody gets jobs until it is resumed" if self._is_paused
+                else "goes on, it was paused",
+            )  # fmt: skip
+        if answer.is_paused:
+            self._counts["paused"] += 1
+            self._retry_at = now + LOOK_EVERY  # or at a notice
+        elif answer.leases:
             self._counts["acquired"] += sum(
                 end - first for leased in answer.leases for first, end in leased.runs
             )

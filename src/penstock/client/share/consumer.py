@@ -59,8 +59,10 @@ class ShareConsumer(Closing, api_hints.Elsewhere):
             as long each time, drawn at random below that.
         start: "earliest" or "latest": where a group begins that is new.
         max_lease: seconds after which others get a job that has no answer, unless it was extended
-            (`Job.extend`); None: it stays with its worker. These four are the group's: the worker
-            that joined last tells them.
+            (`Job.extend`); None: it stays with its worker.
+        dead_share: the group is paused, until an operator resumes it, once more than this part of
+            the records that end within a minute become dead letters; None: never. These five are
+            the group's: the worker that joined last tells them.
         max_records: records that a poll brings without a number of its own, at most; a loop asks
             for what it works off in a tenth of a second, up to as many.
         prefetch_bytes: what is read ahead of the worker, in bytes (and at least a batch).
@@ -84,6 +86,7 @@ class ShareConsumer(Closing, api_hints.Elsewhere):
         backoff: tuple[float, float] = (1.0, 300.0),
         start: str = "earliest",
         max_lease: float | None = None,
+        dead_share: float | None = None,
         max_records: int = 500,
         prefetch_bytes: int = 4 << 20,
         ack_interval: float = 0.005,
@@ -97,7 +100,7 @@ class ShareConsumer(Closing, api_hints.Elsewhere):
         topics = check_share_options(
             group, topics, max_records, prefetch_bytes, ack_interval, session_timeout
         )
-        settings = share_settings(max_deliveries, backoff, start, max_lease)
+        settings = share_settings(max_deliveries, backoff, start, max_lease, dead_share)
         letters_to = dead_letter_topics(dead_letters, topics)
         self.group = group
         self._max_records = max_records

@@ -63,6 +63,10 @@ class ShareExchange:
         self.under_way: RequestUnderWay | None = None
         self._answer: sh.RecordsAcquired | None = None
 
+    @property
+    def group(self) -> str:
+        return self._member.group
+
     def forget(self) -> None:
         """The coordinator does not know this member any more: it joins as a new one."""
         self._member.forget()

@@ -20,6 +20,7 @@ from penstock.ipc.sharing import RECORDS_MAX, ShareSettings
 
 DELIVERIES_MAX: Final = 255
 BACKOFF_MAX: Final = 365 * 86_400.0
+DEAD_SHARE_MIN: Final = 0.01
 LEASE_MIN: Final = 0.1
 """Seconds: what is shorter would take records from who was just about to begin with them."""
 
@@ -53,6 +54,7 @@ def share_settings(
     backoff: tuple[float, float],
     start: str,
     max_lease: float | None,
+    dead_share: float | None,
 ) -> ShareSettings:
     """As the coordinator is told. Raises `ConfigError`, TypeError."""
     if max_deliveries is not None:
@@ -66,9 +68,12 @@ def share_settings(
     check_range("backoff", most, least, BACKOFF_MAX)
     if max_lease is not None:
         check_range("max_lease", max_lease, LEASE_MIN, BACKOFF_MAX)
+    if dead_share is not None:
+        check_range("dead_share", dead_share, DEAD_SHARE_MIN, 1.0 - DEAD_SHARE_MIN)
     return ShareSettings(
-        max_deliveries or 0, float(least), float(most), start, float(max_lease or 0.0)
-    )
+        max_deliveries or 0, float(least), float(most), start, float(max_lease or 0.0),
+        float(dead_share or 0.0),
+    )  # fmt: skip
 
 
 def dead_letter_topics(given: object, topics: Sequence[str]) -> dict[str, str] | None:

@@ -76,7 +76,8 @@ RETRY_LAST: Final = 5.0
 _ASKS_AFTER: Final = (
     co.SyncGroup, co.LeaveGroup, co.CommitOffsets, co.ClaimOffsets, co.ListGroups,
     co.DescribeGroup, co.DeleteGroup, co.ListTransactions, sharing.AcquireRecords,
-    sharing.BuryRecords, sharing.SeekShare, sharing.DescribeShare,
+    sharing.BuryRecords, sharing.SeekShare, sharing.PauseShare, sharing.ResumeShare,
+    sharing.DescribeShare,
 )  # fmt: skip
 """What need not make the topic: without it, the answer is that nothing is there."""
 _OF_MEMBERS: Final = (

@@ -134,6 +134,11 @@ class Life:
             self.records += len(decision.records)
             if decision.durable:
                 self.markers.look()
+            for group, why in self.machines.shares.take_tripped():
+                logger.warning(
+                    "share group %s is paused: %s; `penstock group resume %s` goes on with it",
+                    group, why, group, extra={"group": group, "reason": why},
+                )  # fmt: skip
             self._return_leases()
         self.plan_tick()
         return decision

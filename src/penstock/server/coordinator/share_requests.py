@@ -91,6 +91,13 @@ class ShareRequests:
                     )
                 self._decide(lambda _: self._shares.seek(request.group, place, request.offset))
                 return ms.Done()
+            case sharing.PauseShare(group, reason):
+                by = str(client.permits)
+                self._decide(lambda now: self._shares.pause(now, group, by, reason))
+                return ms.Done()
+            case sharing.ResumeShare(group):
+                self._decide(lambda _: self._shares.resume(group))
+                return ms.Done()
             case sharing.DescribeShare():
                 return self._described(client, request)
 
@@ -124,6 +131,7 @@ class ShareRequests:
             self._members.notice_of(client),
             acquired.is_full,
             int(self._now() * 1e6),
+            acquired.is_paused,
         )
 
     def _answered(
@@ -227,7 +235,7 @@ class ShareRequests:
         leased: Counter[str] = Counter()
         for _, _, machine in seen:
             leased.update(machine.members())
-        policy = self._shares.policy(request.group)
+        policy, pause = self._shares.policy(request.group), self._shares.pause_of(request.group)
         upto = request.skip + PARTITIONS_PER_PAGE
         return sharing.ShareDescription(
             sharing.ShareSettings(**msgspec.structs.asdict(policy)),
@@ -235,6 +243,7 @@ class ShareRequests:
             dict(list(leased.items())[:MEMBERS_SHOWN]),
             self._shares.counts(request.group),
             upto < len(seen),
+            None if pause is None else sharing.PauseInfo(pause.at_us, pause.by, pause.reason),
         )
 
     def _partition(

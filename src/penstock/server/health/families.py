@@ -97,6 +97,9 @@ FAMILIES: Final = _named({
     "share_group_oldest_seconds": (
         GAUGE, _SHARE_GROUP, "Age of the first record that is not done; 0 if all are.",
     ),
+    "share_group_paused": (
+        GAUGE, ("group",), "1 while nobody gets its records: paused by somebody or its breaker.",
+    ),
     "share_group_events_total": (
         COUNTER, ("group", "event"), "Records by what became of a delivery, since it serves.",
     ),

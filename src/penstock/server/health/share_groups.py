@@ -29,6 +29,7 @@ def asked_of(
     while answer.more and answer.partitions:
         answer = ask(sh.DescribeShare(group, len(found)), sh.ShareDescription)
         found += answer.partitions
+    page.add("penstock_share_group_paused", int(first.pause is not None), labels(group=group))
     for event, count in sorted(first.counts.items()):
         page.add("penstock_share_group_events_total", count, labels(group=group, event=event))
     return found

@@ -74,6 +74,8 @@ _NAMED: Final[dict[type, tuple[Operation, Kind, str]]] = {
     sh.BuryRecords: (READ, GROUP, "group"),
     sh.DescribeShare: (DESCRIBE, GROUP, "group"),
     sh.SeekShare: (ALTER, GROUP, "group"),
+    sh.PauseShare: (ALTER, GROUP, "group"),
+    sh.ResumeShare: (ALTER, GROUP, "group"),
     co.DescribeGroup: (DESCRIBE, GROUP, "group"),
     co.DeleteGroup: (DELETE, GROUP, "group"),
     co.InitTransactions: (WRITE, TRANSACTIONAL_ID, "transactional_id"),
