@@ -691,3 +691,15 @@ def test_a_breaker_pauses_a_group_whose_jobs_die_and_an_operator_resumes_it(
             admin.pause_share_group("nobody")
         with pytest.raises(er.ConfigError, match="REASON_MAX"):
             admin.pause_share_group(work.group, reason="x" * 1001)
+
+
+def test_a_description_counts_what_no_worker_had_yet_wherever_it_is_asked(node, topic, work):
+    produce(node, topic, numbers(2))
+    with work() as jobs:
+        all_of(jobs, 2)
+        produce(node, topic, numbers(7))
+        with node.connect() as other, other.admin() as admin:
+            told = admin.describe_share_group(work.group)
+            assert (told.lag, told.partitions[0].end) == (9, 9)
+            produce(node, topic, numbers(1))
+            assert admin.describe_share_group(work.group).lag == 10

@@ -338,7 +338,10 @@ class RequestRouter:
                     for one in owned
                     if one.offset == co.NO_OFFSET or not self._view.knows(one.page)
                 ]
-            case co.GroupDescription(partitions=described):
+            case (
+                co.GroupDescription(partitions=described)
+                | sh.ShareDescription(partitions=described)
+            ):
                 return [each.page for each in described if 0 <= each.page < lo.PAGES_MAX]
         return []
 

@@ -20,6 +20,7 @@ from penstock.ipc import coordination as co
 from penstock.ipc import layout as lo
 from penstock.ipc import lookups as lk
 from penstock.ipc import messages as ms
+from penstock.ipc import sharing as sh
 from penstock.ipc.shm import Region
 from penstock.ipc.state import StatePage
 from penstock.server.gateway.membership import Membership
@@ -142,7 +143,10 @@ class PageStates:
                 pages = [page for topic in topics for page in topic.pages]
             case co.GroupAssignment(partitions=owned):
                 pages = [each.page for each in owned]
-            case co.GroupDescription(partitions=described):
+            case (
+                co.GroupDescription(partitions=described)
+                | sh.ShareDescription(partitions=described)
+            ):
                 pages = [each.page for each in described]
             case lk.PagesLookedUp(pages=looked_at):
                 pages = looked_at
