@@ -20,17 +20,31 @@ from penstock.lazily import loaded
 _HOMES = {
     "Broker": "broker",
     "Cluster": "cluster",
+    "HandledJob": "jobs",
+    "assert_jobs": "jobs",
     "assert_records": "records",
+    "deliver": "jobs",
     "drain": "records",
     "produce": "records",
     "wait_until": "waiting",
 }
 
-__all__ = ["Broker", "Cluster", "assert_records", "drain", "produce", "wait_until"]
+__all__ = [
+    "Broker",
+    "Cluster",
+    "HandledJob",
+    "assert_jobs",
+    "assert_records",
+    "deliver",
+    "drain",
+    "produce",
+    "wait_until",
+]
 
 if TYPE_CHECKING:
     from penstock.testing.broker import Broker
     from penstock.testing.cluster import Cluster
+    from penstock.testing.jobs import HandledJob, assert_jobs, deliver
     from penstock.testing.records import assert_records, drain, produce
     from penstock.testing.waiting import wait_until
 

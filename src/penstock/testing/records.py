@@ -43,7 +43,7 @@ def produce(
 
     Raises what failed, and `PenstockTimeout` after `timeout` seconds.
     """
-    with _client(target) as client, client.producer(acks="all") as producer:
+    with client_of(target) as client, client.producer(acks="all") as producer:
         deliveries = []
         for record in records:
             key, value = _split(record)
@@ -77,7 +77,7 @@ def _gathered(
     target: Target, topic: str, count: int | None, start: Offset | str | int, timeout: float
 ) -> tuple[list[Record], str]:
     """Returns the records that came, and where they are too few, how far it went."""
-    with _client(target) as client, client.consumer(topic, start=start) as consumer:
+    with client_of(target) as client, client.consumer(topic, start=start) as consumer:
         ends = consumer.end_offsets()
         found: list[Record] = []
         deadline = time.monotonic() + timeout
@@ -152,7 +152,7 @@ def _split(record: Wanted) -> KeyedValue:
 
 
 @contextmanager
-def _client(target: Target) -> Iterator[Client]:
+def client_of(target: Target) -> Iterator[Client]:
     """Yields a client of it; one that was given is left open."""
     if isinstance(target, Client):
         yield target
