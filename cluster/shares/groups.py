@@ -309,7 +309,7 @@ class ShareGroups:
         return Decision((share.record_of(deltas), *more), answer, notify)
 
     def _died(self, now: float, name: str, dead: int) -> tuple[Record, ...]:
-        """So many records of the group are condemned. What pauses it where that is too much."""
+        """So many records of the group are condemned. Pauses it where that is too much."""
         group = self._groups[name]
         group.counts["condemned"] += dead
         if not dead or group.pause is not None:

@@ -429,7 +429,7 @@ class SharePartition:
     def _failed(
         self, now_us: int, lease: int, held: Runs, reason: str
     ) -> tuple[list[rec.Delta], Runs, dict[int, Runs]]:
-        """What is logged of a delivery that failed; what is condemned by it; and the others."""
+        """The log's part of a delivery that failed, the records condemned by it, and the others."""
         deltas = list(self._told(now_us, lease, held, reason))
         condemned, again = self._by_fate(held)
         if condemned:

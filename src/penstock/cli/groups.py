@@ -357,7 +357,7 @@ def pause(
 
 
 def resume(env: Env, names: Names) -> int:
-    """Have share groups deliver again, whoever paused them."""
+    """Have share groups deliver again."""
     with env.admin() as admin:
 
         def resume_one(name: str) -> None:

@@ -313,7 +313,7 @@ class Admin(Closing):
         self._shares().pause(group, reason)
 
     def resume_share_group(self, group: str) -> None:
-        """Have a share group deliver again, whoever paused it; its breaker begins to count."""
+        """Have a share group deliver again, by whom it was paused; its breaker begins to count."""
         self._shares().resume(group)
 
     def _shares(self) -> ShareGroupAdmin:

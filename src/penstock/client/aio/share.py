@@ -27,7 +27,7 @@ class ShareConsumer(AsyncClosing):
     thread, may answer for jobs. A job's answers are plain calls.
 
     A call that is cancelled has brought nothing: what it would have brought comes with the next.
-    What asks for more time (`Job.extend`) goes at once: by the call under way, or by a task.
+    A call of `Job.extend` is sent at once: by the call under way, or by a task.
     """
 
     def __init__(self, core: BlockingShareConsumer, carrier: WaitRunner) -> None:

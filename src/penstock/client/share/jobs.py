@@ -98,9 +98,9 @@ class Job:
 
     def extend(self, seconds: float) -> bool:
         """It takes longer: where the group has a `max_lease`, others get it in so many seconds at
-        the earliest. Whether this worker has it still, as far as is known; who no longer has it
-        had better stop. The thread that polls waits for the coordinator's word, and raises what
-        `flush` does; any other has that thread, or the event loop, send it."""
+        the earliest. Returns whether this worker has it still, as far as is known; without it the
+        worker had better stop. The thread that polls waits for the coordinator's word, and raises
+        what `flush` does; any other has that thread, or the event loop, send it."""
         check_range("seconds", seconds, EXTEND_MIN, DELAY_MAX)
         if self._is_answered:
             return False

@@ -121,7 +121,7 @@ class LeaseReader:
         return max(1, min(wanted, int(self._bytes_max / self._bytes_each)))
 
     def give_back_old(self, now: float) -> None:
-        """What stood at hand until others may have it goes back."""
+        """Give back jobs at hand that others may have by now."""
         while self.queue and self.queue[0].is_over(now):
             self._counts["overdue"] += 1
             self.queue[0].release()

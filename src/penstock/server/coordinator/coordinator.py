@@ -232,7 +232,7 @@ class Coordinator:
 
     def _clock_moved(self) -> None:
         if self._life is not None:
-            self._life.plan_tick(anew=True)
+            self._life.plan_tick(moved=True)
 
     def counts(self) -> dict[str, int]:
         """For `node describe`; empty while nobody has used it, and where another broker leads."""

@@ -223,12 +223,12 @@ class Life:
         handle = self._loop.call_later(delay, run)
         self._retries.add(handle)
 
-    def plan_tick(self, *, anew: bool = False) -> None:
-        """Be called when the first deadline comes; one that is over comes at once. `anew`: the
+    def plan_tick(self, *, moved: bool = False) -> None:
+        """Be called when the first deadline comes; one that is over comes at once. `moved`: the
         clock was moved."""
         deadline = None if self._is_over else self.machines.deadline()
         if self._timer is not None:
-            if deadline == self._deadline and not anew:
+            if deadline == self._deadline and not moved:
                 return
             self._timer.cancel()
             self._timer = None

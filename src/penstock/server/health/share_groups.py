@@ -38,7 +38,7 @@ def asked_of(
 def places_of(
     local: LocalMetrics, sample: Sample, number: int, rows: Iterable[sh.SharePartitionInfo]
 ) -> dict[int, LogPosition]:
-    """By page, where the first record stands that is not done. `number`: of the group."""
+    """By page, the place of the first record that is not done. `number`: of the group."""
     found = {}
     for row in rows:
         part = sample.partitions.get(row.page)

@@ -30,9 +30,9 @@ def configure_logging(verbosity: int = 0, log_format: str = "text") -> None:
 
 @dataclass(frozen=True, slots=True)
 class Starter:
-    """What who started the node has to do with it. `ready_fd` gets `ready` and a newline, and is
-    closed, when clients are admitted. When the process `owner` dies, however it does, the node
-    stops as if told to. `clock_fd`: see `moved_clock`."""
+    """How the process that started the node goes on with it. `ready_fd` gets `ready` and a newline,
+    and is closed, when clients are admitted. When the process `owner` dies, however it does, the
+    node stops as if told to. `clock_fd`: see `moved_clock`."""
 
     ready_fd: int | None = None
     owner: int | None = None
