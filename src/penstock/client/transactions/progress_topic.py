@@ -29,7 +29,8 @@ PROGRESS_CONFIG: Final = TopicConfig(cleanup="compact")
 
 
 def is_made(admin: Admin, name: str, config: TopicConfig = PROGRESS_CONFIG) -> bool:
-    """Whether the topic was not there, so that it is made; who may not make it may use it."""
+    """Makes the topic if it is not there, and returns whether it did. A client without the right to
+    make topics may use one."""
     try:
         admin.describe_topic(name)
     except er.UnknownTopicError:
