@@ -7,9 +7,11 @@ former owner. `PARTITIONS_MAX` and `NAMES_MAX` bound the lists.
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
+
+from penstock.ipc.sharing import DONE_LEASES_MAX, DoneJobs
 
 PARTITIONS_MAX: Final = 1000
 """Partitions that one message names at most."""
@@ -271,8 +273,8 @@ class GroupOffsets(msgspec.Struct, frozen=True):
 
 class EndTransaction(msgspec.Struct, frozen=True, tag="end_transaction"):
     """Decide the transaction of this epoch; asked again it answers what was decided then. One stale
-    grant among the offsets aborts it, and so do fewer `partitions` known to the coordinator than
-    its producer has opened it on."""
+    grant among the offsets aborts it, one lease of `done` that is not held any more, and so do
+    fewer `partitions` known to the coordinator than its producer has opened it on."""
 
     transactional_id: str
     producer_id: int
@@ -280,6 +282,7 @@ class EndTransaction(msgspec.Struct, frozen=True, tag="end_transaction"):
     commit: bool
     offsets: list[GroupOffsets] = []
     partitions: int = 0
+    done: Annotated[list[DoneJobs], msgspec.Meta(max_length=DONE_LEASES_MAX)] = []
 
 
 class BeginStage(msgspec.Struct, frozen=True, tag="begin_stage"):

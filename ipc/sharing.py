@@ -21,6 +21,8 @@ RUNS_MAX: Final = 1000
 HELD_MAX: Final = 500
 """Leases that a member holds at once."""
 REASON_MAX: Final = 1000
+DONE_LEASES_MAX: Final = 256
+"""Leases whose jobs a transaction has done; of all of them together `RUNS_MAX` runs."""
 CONDEMNED_MAX: Final = 100
 """Records that one answer has to be made dead letters."""
 
@@ -93,6 +95,23 @@ class LeaseAnswer(msgspec.Struct, frozen=True, array_like=True):
     skipped: Runs = []
     expired: Runs = []
     lost: Runs = []
+
+
+class DoneLease(msgspec.Struct, frozen=True, array_like=True):
+    """Jobs of a lease that are done with a transaction."""
+
+    topic_id: TopicId
+    partition: Number
+    lease: Offset
+    runs: Runs
+
+
+class DoneJobs(msgspec.Struct, frozen=True, array_like=True):
+    """Jobs that a member has done, as `coordination.EndTransaction` takes it along."""
+
+    group: str
+    member_id: str
+    leases: Annotated[list[DoneLease], msgspec.Meta(max_length=DONE_LEASES_MAX)]
 
 
 class HeldLease(msgspec.Struct, frozen=True, array_like=True):

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from penstock.cluster.decisions import Decision, Record
+from penstock.cluster.shares import ShareGroups, TransactedJobs
 from penstock.cluster.transactions import (
     EndedTransaction,
     Listed,
@@ -41,7 +42,8 @@ class World:
     def __init__(self, limits: TransactionLimits | None = None) -> None:
         self.limits = limits
         self.offsets = Offsets()
-        self.machine = Transactions(self.offsets, limits)
+        self.shares = ShareGroups(max)
+        self.machine = Transactions(self.offsets, TransactedJobs(self.shares), limits)
         self.log: list[Record] = []
         self.now = 1000.0
         self.producer_ids = 100
@@ -49,11 +51,12 @@ class World:
     def run(self, decision: Decision[D]) -> D:
         for record in decision.records:
             self.machine.replay(record)
+            self.shares.replay(record)
         self.log += decision.records
         return decision.answer
 
     def replayed(self, log: Sequence[Record]) -> Transactions:
-        machine = Transactions(self.offsets, self.limits)
+        machine = Transactions(self.offsets, TransactedJobs(ShareGroups(max)), self.limits)
         for record in log:
             machine.replay(record)
         return machine
@@ -73,9 +76,9 @@ class World:
         self.run(self.machine.add_partitions(self.now, name, *who, places))
 
     def end(
-        self, who: tuple[int, int], commit: bool = True, offsets=(), name: str = "a"
+        self, who: tuple[int, int], commit: bool = True, offsets=(), name: str = "a", done=()
     ) -> EndedTransaction:
-        return self.run(self.machine.end(self.now, name, *who, commit, offsets))
+        return self.run(self.machine.end(self.now, name, *who, commit, offsets, done=done))
 
     def begin_stage(
         self, epoch: int, stage: str, name: str = "s", attempt: str = ""

@@ -6,6 +6,9 @@ Pure: no I/O, no clock, no threads. `SharePartition` is the machine of one group
 
 from __future__ import annotations
 
+from penstock.cluster.shares.done_jobs import AcceptedJobs as AcceptedJobs
+from penstock.cluster.shares.done_jobs import AcceptedLease as AcceptedLease
+from penstock.cluster.shares.done_jobs import TransactedJobs as TransactedJobs
 from penstock.cluster.shares.groups import GrantedRecords as GrantedRecords
 from penstock.cluster.shares.groups import KnownEnds as KnownEnds
 from penstock.cluster.shares.groups import ShareGroups as ShareGroups

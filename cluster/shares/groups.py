@@ -201,6 +201,10 @@ class ShareGroups:
         """The counts of all groups."""
         return sum((group.counts for group in self._groups.values()), Counter())
 
+    def count(self, name: str, what: str, records: int) -> None:
+        """Counts so many more of that kind."""
+        self._groups[name].counts[what] += records
+
     def policy(self, name: str) -> SharePolicy:
         group = self._groups.get(name)
         return group.policy if group else SharePolicy()
@@ -294,7 +298,7 @@ class ShareGroups:
     ) -> Decision[LeaseAnswered]:
         """`by`: who answered so that others may have something to do now. `now`: where it may
         condemn."""
-        share = self._share(name, place)
+        share = self.share(name, place)
         if share is None or share.machine is None:
             return Decision((), LeaseAnswered(0, runs))
         deltas, answer = decide(share.machine)
@@ -414,7 +418,7 @@ class ShareGroups:
 
     def bury(self, name: str, place: Place, runs: Runs) -> Decision[int]:
         """Their dead letters are written. How many of them were condemned."""
-        share = self._share(name, place)
+        share = self.share(name, place)
         if share is None or share.machine is None:
             return Decision((), 0)
         deltas, buried = share.machine.bury(runs)
@@ -492,7 +496,7 @@ class ShareGroups:
             if self._planned.get((name, place)) != at:
                 continue  # it was planned for another time since
             del self._planned[name, place]
-            share = self._share(name, place)
+            share = self.share(name, place)
             if share is None or share.machine is None:
                 continue
             woken, old = share.machine.wake(_us(now)), share.machine.expire(_us(now))
@@ -513,7 +517,7 @@ class ShareGroups:
         while self._large:
             name, place = next(iter(self._large))
             del self._large[name, place]
-            share = self._share(name, place)
+            share = self.share(name, place)
             if share is None or not share.is_snapshot_due:
                 continue
             yield from (Decision((record,), None) for record in share.snapshot_records())
@@ -567,11 +571,12 @@ class ShareGroups:
 
     def drop(self, name: str, place: Place) -> Decision[bool]:
         """Take one partition of a group away, a bounded part of it: whether there is more."""
-        share = self._share(name, place)
+        share = self.share(name, place)
         records = share.tombstones(TOMBSTONES_MAX) if share is not None else []
         return Decision(tuple(records), len(records) == TOMBSTONES_MAX)
 
-    def _share(self, name: str, place: Place) -> LoggedShare | None:
+    def share(self, name: str, place: Place) -> LoggedShare | None:
+        """The state of a group in a partition, as the log has it."""
         group = self._groups.get(name)
         return group.partitions.get(place) if group is not None else None
 

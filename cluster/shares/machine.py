@@ -10,7 +10,7 @@ is never used again, so what a former holder answers late is stale and changes n
 |---|---|---|
 | new | `begin` | ready, or skipped where it is no work |
 | ready | `lease` | leased, delivered once more |
-| leased | `accept` | done |
+| leased | `accept`, also with a transaction | done |
 | leased | `release`, or `keep_only` without its lease | ready, this delivery does not count |
 | leased | `delay` | waiting, this delivery does not count |
 | leased | `fail` | waiting, or ready without a delay; condemned at `max_deliveries` |
@@ -202,6 +202,17 @@ class SharePartition:
         """Records that may have ended a worker. While there are any `lease` gives one of them,
         which only a member that has nothing else is to get."""
         return self._state.suspects
+
+    def not_held(self, member: str, lease: int, runs: Iterable[Sequence[int]]) -> Runs:
+        """Those of these offsets that the member does not have by that lease."""
+        if not self.is_of(member, lease):
+            return checked(runs, self.limits.runs_max)
+        return self._held(lease, runs)[1]
+
+    def is_of(self, member: str, lease: int) -> bool:
+        """Whether it has something to answer for by that lease."""
+        known = self._state.leases.get(lease)
+        return known is not None and known.member == member
 
     def holds(self, member: str) -> bool:
         """Whether it has something to answer for."""

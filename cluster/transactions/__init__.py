@@ -9,6 +9,7 @@ from __future__ import annotations
 from penstock.cluster.transactions.answers import (
     ConsumedOffsets,
     EndedTransaction,
+    JobKeeper,
     Listed,
     Marking,
     OffsetKeeper,
@@ -22,6 +23,7 @@ __all__ = [
     "EPOCH_LAST",
     "ConsumedOffsets",
     "EndedTransaction",
+    "JobKeeper",
     "Listed",
     "Marking",
     "OffsetKeeper",

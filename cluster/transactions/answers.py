@@ -39,7 +39,7 @@ class EndedTransaction(NamedTuple):
             return None
         said = f"the transaction of {transactional_id!r} was aborted"
         if self.why == STALE:
-            detail = self.detail or "a partition it consumed from belongs to another member by now"
+            detail = self.detail or "what it consumed belongs to another member by now"
             return StaleGenerationError(f"{said}: {detail}")
         if self.why == TAKEN_OVER:
             return ProducerFencedError(f"{said}: another producer took this id over")
@@ -97,3 +97,12 @@ class OffsetKeeper(Protocol):
     def offset_records(
         self, now: float, group: str, offsets: Sequence[Any]
     ) -> tuple[Record, ...]: ...
+
+
+class JobKeeper(Protocol):
+    """The part of the share groups' machine that transactions need."""
+
+    def check_done(self, done: Sequence[Any]) -> None:
+        """Raises StaleGenerationError if one of these leases is not held any more."""
+
+    def done_records(self, done: Sequence[Any]) -> tuple[Record, ...]: ...

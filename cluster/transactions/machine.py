@@ -2,18 +2,18 @@
 
 **Theory.** A transactional id has one producer id and an epoch that only grows. Each transaction
 has its own epoch. Its data and the BEGIN in each partition carry `e`, and its COMMIT or ABORT
-marker carries `e + 1`. So a partition refuses late batches of `e` (rule 19). A decision and the
-consumed offsets that belong to it are one batch of the coordinator's log: either both are there or
-neither. A producer that takes an id over gets an epoch beyond all that its predecessor ever got. So
-the old one is refused at every place.
+marker carries `e + 1`. So a partition refuses late batches of `e` (rule 19). A decision, the
+consumed offsets that belong to it and the jobs that it has done are one batch of the coordinator's
+log: either all of them are there or none. A producer that takes an id over gets an epoch beyond all
+that its predecessor ever got. So the old one is refused at every place.
 
 | state of an id: next epoch | request | decides | then |
 |---|---|---|---|
 | unknown | init | a fresh producer id at epoch 0 | 0 |
 | e | init | | e+1 |
 | e, open e | add_partitions e | the partitions, none twice | open e |
-| e, open e | end e, commit, all grants current | COMMIT of e, and the offsets | e+1, marking e |
-| e, open e | end e, commit, a grant is stale | ABORT of e (`stale`), no offset | e+1, marking e |
+| e, open e | end e, commit, all of it current | COMMIT of e, offsets, jobs | e+1, marking e |
+| e, open e | end e, commit, a grant or lease is stale | ABORT of e (`stale`) | e+1, marking e |
 | e, open e | end e, abort | ABORT of e | e+1, marking e |
 | open e | timeout passed | ABORT of e (`timeout`) | e+1, marking e |
 | open e | abandon: its producer is gone | ABORT of e (`gone`) | e+1, marking e |
@@ -37,13 +37,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Final, NoReturn
+from typing import Any, Final, NoReturn
 
 from penstock.cluster.decisions import Decision, Record
 from penstock.cluster.transactions import records as rec
 from penstock.cluster.transactions.answers import (
     ConsumedOffsets,
     EndedTransaction,
+    JobKeeper,
     Listed,
     Marking,
     OffsetKeeper,
@@ -74,9 +75,12 @@ _NOTHING: Final[Decision[None]] = Decision((), None)
 class Transactions:
     """All transactions of a coordinator. Handlers decide; `replay` alone changes what is so."""
 
-    def __init__(self, groups: OffsetKeeper, limits: TransactionLimits | None = None) -> None:
+    def __init__(
+        self, groups: OffsetKeeper, shares: JobKeeper, limits: TransactionLimits | None = None
+    ) -> None:
         self._limits = limits or TransactionLimits()
         self._groups = groups
+        self._shares = shares
         self._state = State(self._limits)
         self.doubt = 0.0
         """Seconds by which `now` may be ahead of the time that passed: ids that are not used stay
@@ -166,6 +170,7 @@ class Transactions:
         commit: bool,
         offsets: Sequence[ConsumedOffsets] = (),
         partitions: int = 0,
+        done: Sequence[Any] = (),
     ) -> Decision[EndedTransaction]:
         """Decides the transaction of this epoch, once. `answer.error()` is the error for a producer
         that wanted a commit where the first decision was another.
@@ -198,12 +203,14 @@ class Transactions:
             try:
                 for consumed in offsets:
                     self._groups.check_offsets(consumed.group, consumed.member_id, consumed.offsets)
+                self._shares.check_done(done)
             except (StaleGenerationError, UnknownMemberError, GroupError) as error:
                 commit, why, detail = False, rec.STALE, str(error)
         records = [_record(transactional_id, self._ended(known, now, commit, why))]
         if commit:
             for consumed in offsets:
                 records += self._groups.offset_records(now, consumed.group, consumed.offsets)
+            records += self._shares.done_records(done)
         return Decision(
             tuple(records), EndedTransaction(commit, epoch + 1, why, detail), durable=True
         )

@@ -153,6 +153,7 @@ DENIED: list[ms.ClientMessage] = [
     co.AddPartitions("t", 1, 1, []),
     co.EndTransaction("t", 1, 1, True),
     co.EndTransaction("own.t", 1, 1, True, [co.GroupOffsets("g", "m", [])]),
+    co.EndTransaction("own.t", 1, 1, True, done=[sh.DoneJobs("g", "m", [])]),
     co.BeginStage("t", 1),
     co.EndStages("t", ["s"]),
     co.CommitTransaction("t", 1, []),

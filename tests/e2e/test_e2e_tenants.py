@@ -17,6 +17,8 @@ from penstock.ipc import coordination as co
 from penstock.ipc import layout as lo
 from penstock.ipc import lookups as lk
 from penstock.ipc import messages as ms
+from penstock.ipc import sharing as sh
+from penstock.testing import produce
 
 FAR = 1_000_000_000
 """An offset that no log of these tests reaches."""
@@ -153,6 +155,56 @@ def test_who_may_not_read_a_topic_any_more_moves_no_offset_of_it(world: World, b
         assert {refused(each) for each in told} <= {"AccessDeniedError", "UnknownTopicError"}
         assert committed(world, group) == {"lent": co.NO_OFFSET}
     assert "bob may not read topic 'lent'" in world.log
+
+
+def worker(dealer: Dealer, group: str, topic: ms.TopicInfo) -> sh.DoneJobs:
+    """A worker of that topic, and its first job as it may be done."""
+    member = join(dealer, group, topic.name, guarantee="shared").member_id
+    ends = [sh.PartitionEnds(topic.topic_id, 0, 0, 1)]
+    told = dealer.ask(1, sh.AcquireRecords(group, member, 1, ends))
+    assert isinstance(told, sh.RecordsAcquired), told
+    [leased] = told.leases
+    lease = sh.DoneLease(leased.topic_id, leased.partition, leased.lease, leased.runs)
+    return sh.DoneJobs(group, member, [lease])
+
+
+def done_by(dealer: Dealer, name: str, *done: sh.DoneJobs) -> msgspec.Struct:
+    """The answer to a transaction that has done these."""
+    ready = dealer.ask(1, co.InitTransactions(name, 60.0))
+    assert isinstance(ready, co.TransactionReady), ready
+    ids = ready.producer_id, ready.producer_epoch
+    told: msgspec.Struct = dealer.ask(1, co.EndTransaction(name, *ids, True, done=list(done)))
+    return told
+
+
+def test_the_jobs_of_another_principal_are_not_done_by_a_transaction(
+    world: World, ann: Dealer, bob: Dealer
+) -> None:
+    """Nor is anything told of their topic. Who may not read its own topic any more hears that."""
+    group = f"{GROUP}-jobs"
+    for name in ("ann.jobs", "bob.jobs"):
+        world.broker.create_topic(name)
+        produce(world.broker, name, [b"job"])
+    anns = worker(ann, group, world_topic(world, "ann.jobs"))
+    bobs = worker(bob, group, world_topic(world, "bob.jobs"))
+    own = msgspec.structs.replace(bobs, leases=anns.leases)
+    for stolen in (anns, own):
+        told = done_by(bob, "bob-jobs", stolen)
+        assert isinstance(told, ms.Refused), told
+        assert told.error == "StaleGenerationError"
+        assert "ann.jobs" not in told.message
+    both = msgspec.structs.replace(bobs, leases=[*bobs.leases, *anns.leases])
+    assert refused(done_by(bob, "bob-jobs", both)) == "StaleGenerationError"
+    world.forbid("bob allow all topic bob.*")
+    assert refused(done_by(bob, "bob-jobs", bobs)) == "AccessDeniedError"
+    world.allow("bob allow all topic bob.*")
+    for dealer, name, jobs in ((bob, "bob-jobs", bobs), (ann, "ann-jobs", anns)):
+        ended = done_by(dealer, name, jobs)
+        assert isinstance(ended, co.TransactionEnded), ended
+        assert ended.committed
+    with world.broker.connect() as client:
+        for name in ("ann.jobs", "bob.jobs"):
+            client.admin().delete_topic(name)
 
 
 def test_an_offset_beyond_the_end_of_the_log_is_refused(world: World, bob: Dealer) -> None:

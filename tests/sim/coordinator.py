@@ -16,6 +16,7 @@ from sim.partitions import OK, OTHER_OPEN, Begin, Marker, Writer
 
 from penstock.cluster.decisions import Decision, Record
 from penstock.cluster.groups import ClientIdentity, Groups
+from penstock.cluster.shares import ShareGroups, TransactedJobs
 from penstock.cluster.transactions import TransactionLimits, Transactions
 from penstock.cluster.transactions.records import Place
 from penstock.core.errors import PenstockError
@@ -78,7 +79,7 @@ class Coordinator(Node):
     # --- life -------------------------------------------------------------------------------------
     def machines(self) -> tuple[Groups, Transactions]:
         groups = Groups()
-        return groups, Transactions(groups, LIMITS)
+        return groups, Transactions(groups, TransactedJobs(ShareGroups(max)), LIMITS)
 
     def on_start(self) -> None:
         self.groups, self.transactions = self.machines()

@@ -31,7 +31,7 @@ class SlowCursor:
 
 def test_a_lease_whose_records_are_on_their_way_is_left_for_no_other_of_its_partition():
     counts: dict[str, int] = {}
-    leases = OpenLeases("g", counts)
+    leases = OpenLeases("g", counts, lambda: "m")
     cursors = {("jobs", partition): SlowCursor() for partition in (0, 1)}
     group: Any = SimpleNamespace(partitions=cursors)
     reader = LeaseReader(group, leases, counts, 1 << 20)

@@ -32,7 +32,7 @@ TOPIC = bytes(16)
 
 def leases_of(*runs, lease=7, deliveries=1):
     counts: dict[str, int] = {}
-    leases = OpenLeases("g", counts)
+    leases = OpenLeases("g", counts, lambda: "m")
     delivered = [(deliveries, first, end) for first, end in runs]
     leases.add("jobs", sh.LeasedRecords(TOPIC, 0, lease, list(runs), delivered))
     return leases, next(iter(leases)), counts

@@ -101,8 +101,9 @@ CLIENT = [
     co.AddPartitions(NAME, U64, U32, [(ID, 4095)] * co.PARTITIONS_MAX),
     co.EndTransaction(
         NAME, U64, U32, True,
-        [co.GroupOffsets(NAME, NAME, [co.OffsetCommit(ID, 4095, U64, U64, U32)] * 250)] * 4,
+        [co.GroupOffsets(NAME, NAME, [co.OffsetCommit(ID, 4095, U64, U64, U32)] * 250)] * 2,
         co.PARTITIONS_MAX,
+        [sh.DoneJobs(NAME, NAME, [sh.DoneLease(ID, 4095, NUMBER, [RUN] * 4)] * 250)],
     ),
     co.BeginStage(NAME, U64, NAME),
     co.EndStages(NAME, ["0" * 16] * co.STAGES_MAX),

@@ -16,6 +16,7 @@ from penstock.ipc import coordination as co
 from penstock.ipc import lookups as lk
 from penstock.ipc import messages as ms
 from penstock.ipc import operating as op
+from penstock.ipc import sharing as sh
 from penstock.server.node.log_format import JsonFormatter
 from penstock.server.security.access_store import Access, AccessDocument
 from penstock.server.security.audit import DETAILS_SHOWN, LINES_PER_SECOND, AuditLog
@@ -162,12 +163,14 @@ def test_saying_how_far_a_group_is_needs_what_a_commit_does_and_moving_it_more(g
         watch.check_request("ann", co.SeekGroup("g", there, is_report=True))
 
 
-def test_ending_a_transaction_needs_the_groups_whose_offsets_it_commits(guard):
+def test_ending_a_transaction_needs_the_groups_whose_offsets_and_jobs_it_commits(guard):
     watch = guard("ann allow write transactional_id t", "ann allow read group g")
     end = [co.EndTransaction("t", 1, 1, True, [co.GroupOffsets(group, "m", [])]) for group in "gh"]
-    watch.check_request("ann", end[0])
-    with pytest.raises(AccessDeniedError, match="'h'"):
-        watch.check_request("ann", end[1])
+    done = [co.EndTransaction("t", 1, 1, True, done=[sh.DoneJobs(it, "m", [])]) for it in "gh"]
+    for allowed, refused in (end, done):
+        watch.check_request("ann", allowed)
+        with pytest.raises(AccessDeniedError, match="'h'"):
+            watch.check_request("ann", refused)
 
 
 def test_a_refusal_names_the_command_that_would_help(guard):

@@ -14,7 +14,7 @@ import pytest
 from coordinator_fixture import TOPIC_ID, World, running, turns
 
 from penstock.cluster.groups import GroupLimits, Groups
-from penstock.cluster.shares import KnownEnds, ShareGroups
+from penstock.cluster.shares import KnownEnds, ShareGroups, TransactedJobs
 from penstock.cluster.shares import groups as share_groups
 from penstock.cluster.transactions import Transactions
 from penstock.core.control import ControlType, read_control
@@ -43,9 +43,10 @@ def run(tmp_path):
 
 
 def begun(world: World) -> Life:
-    groups = Groups(GroupLimits())
+    groups, shares = Groups(GroupLimits()), ShareGroups(max)
+    machines = Machines(groups, Transactions(groups, TransactedJobs(shares)), shares)
     made = Life(
-        Machines(groups, Transactions(groups), ShareGroups(max)), world.journal(), world.mailbox,
+        machines, world.journal(), world.mailbox,
         clock=time.time, doubt=lambda: 0.0, pages=lambda: {TOPIC_ID: [0]},
         notify=lambda _: None, page=lambda _: world.state,
     )  # fmt: skip

@@ -25,14 +25,14 @@ from penstock.client.aio.producer import Producer, in_line, leave
 from penstock.client.aio.waits import going_on, in_thread
 from penstock.client.options import StageOptions, TransactionOptions
 from penstock.client.remote.address import Place
+from penstock.client.share.done_jobs import Done, check_done
 from penstock.client.transactions.producer import (
     TransactionalProducer as BlockingTransactionalProducer,
 )
-from penstock.client.transactions.producer import poll_anew
+from penstock.client.transactions.producer import TransactionInputs, poll_anew
 from penstock.client.transactions.stages import Stage as BlockingStage
 from penstock.client.transactions.state_machine import TransactionState
 from penstock.core import errors as er
-from penstock.ipc.coordination import GroupOffsets
 
 logger = logging.getLogger("penstock.transactions")
 END: Final = "penstock: end of a transaction"
@@ -92,14 +92,17 @@ class TransactionalProducer(Transacting):
 
     # --- the transaction -------------------------------------------------------------------------
     @asynccontextmanager
-    async def transaction(self, *, consumed: Consumed | None = None) -> AsyncIterator[None]:
+    async def transaction(
+        self, *, consumed: Consumed | None = None, done: Done | None = None
+    ) -> AsyncIterator[None]:
         """A transaction around a block: left by an exception, cancellation too, it is aborted, else
-        committed with the offsets behind `consumed`. See `penstock.TransactionalProducer`."""
-        held = hold(consumed)
+        committed with the offsets behind `consumed`, and that the jobs are `done`. See
+        `penstock.TransactionalProducer`."""
+        held, jobs = hold(consumed), check_done(done)
         await self.begin_transaction()
         try:
             yield
-            await self._commit(held)
+            await self._commit(held, jobs)
         except BaseException:
             if self._is_undecided:
                 await self._abort_quietly(held)
@@ -120,11 +123,13 @@ class TransactionalProducer(Transacting):
             self._held = []
             self._send = self._core.send
 
-    async def commit_transaction(self, *, consumed: Consumed | None = None) -> None:
-        """Commit all that was sent since `begin_transaction`, and the offsets behind `consumed`
-        with it. Raises as `penstock.TransactionalProducer.commit_transaction`; cancelled, see the
-        class."""
-        await self._commit(hold(consumed))
+    async def commit_transaction(
+        self, *, consumed: Consumed | None = None, done: Done | None = None
+    ) -> None:
+        """Commit all that was sent since `begin_transaction`, the offsets behind `consumed` with
+        it, and that these jobs are `done`. Raises as
+        `penstock.TransactionalProducer.commit_transaction`; cancelled, see the class."""
+        await self._commit(hold(consumed), done)
 
     async def abort_transaction(self, *, consumed: Consumed | None = None) -> None:
         """Give up all that was sent since `begin_transaction`, and rewind `consumed`."""
@@ -159,14 +164,14 @@ class TransactionalProducer(Transacting):
                 "being ended by another task, or that was cancelled; end it first"
             )
 
-    async def _commit(self, held: list[Held]) -> None:
+    async def _commit(self, held: list[Held], done: Done | None = None) -> None:
         async with self._turn:
             self._check_usable()
             if self._committing is None:
                 if self._aborting is not None:
                     await self._abort([])
-                offsets = await self._settled(held)
-                self._committing = going_on(self._decided(offsets), END)
+                inputs = await self._settled(held, done)
+                self._committing = going_on(self._decided(inputs), END)
             try:
                 await asyncio.shield(self._committing)
             except asyncio.CancelledError:
@@ -176,18 +181,18 @@ class TransactionalProducer(Transacting):
                 raise
             self._committing = None
 
-    async def _settled(self, held: list[Held]) -> list[GroupOffsets]:
+    async def _settled(self, held: list[Held], done: Done | None) -> TransactionInputs:
         """Wait until all that was sent is acknowledged, or something has failed."""
         self._shut()
         self._held = held or self._held
         await self._lines.empty()
-        offsets = self._core.settling(self._held or None)
+        inputs = self._core.settling(self._held or None, done)
         await self._called(self._core.call_when_settled)
-        return offsets
+        return inputs
 
-    async def _decided(self, offsets: list[GroupOffsets]) -> None:
+    async def _decided(self, inputs: TransactionInputs) -> None:
         try:
-            await in_thread(partial(self._core.decide, offsets))
+            await in_thread(partial(self._core.decide, inputs))
         finally:
             await self._bring_again()
 

@@ -95,6 +95,9 @@ class Acquirer:
         """Do what is due, and see that so many records stand in the queue, or as many as there are
         (0: send answers only)."""
         now = time.monotonic()
+        if self._leases.has_transacted:
+            self._leases.take_in()
+            self._is_told = False  # who has nothing left may get what is tried one by one
         self._lease_reader.read(wanted, now)
         self._dead_letters.going_on(now)
         if self._reader.is_lost or now < self._ask_at:
@@ -273,7 +276,9 @@ class Acquirer:
                 wakes, is_held_up = [self._ask_at], True
 
             def has_news() -> bool:
-                if leases.waiting > noted or self._dead_letters.has_written:
+                if leases.waiting > noted or leases.has_transacted:
+                    return True
+                if self._dead_letters.has_written:
                     return True
                 if reader.is_disturbed() and not leases.unread:
                     return True

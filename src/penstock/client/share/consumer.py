@@ -116,7 +116,7 @@ class ShareConsumer(Closing, api_hints.Elsewhere):
         )  # fmt: skip
         join = co.JoinGroup(group, "", topics, None, "shared", session_timeout=session_timeout)
         self._member = GroupMembership(self._reader, join, timeout)
-        self._leases = OpenLeases(group, self._counts)
+        self._leases = OpenLeases(group, self._counts, lambda: self._member.member_id)
         self._lease_reader = LeaseReader(self._reader, self._leases, self._counts, prefetch_bytes)
         exchange = ShareExchange(self._reader, self._member, self._leases, settings, timeout)
         self._letters = DeadLetters(

@@ -3,16 +3,25 @@
     leaves its `with` block       `ack`
     an Exception leaves it        `nack`, with the exception as the reason; it goes on
     any other, such as Ctrl-C     `release`: others get it, and this delivery does not count
+    `transaction(done=job)`       `ack`, with what the transaction sent, or nothing yet
 
 Only the first answer counts. Never waits: answers are collected and sent by the consumer.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from penstock.client.share.leases import FAILED, REJECTED, RELEASED, OpenLease, OpenLeases
+from penstock.client.share.leases import (
+    FAILED,
+    REJECTED,
+    RELEASED,
+    OpenLease,
+    OpenLeases,
+    runs_of,
+)
 from penstock.client.validation import check_range, check_text
 from penstock.ipc.sharing import REASON_MAX
 
@@ -147,6 +156,23 @@ class Job:
             f"<Job {one.topic}-{one.partition} at {one.offset}, delivery {self.deliveries}"
             f"{', answered' if self._is_answered else ''}>"
         )
+
+
+def by_lease(jobs: Iterable[Job]) -> dict[tuple[OpenLease, OpenLeases], list[int]]:
+    """Their offsets, by lease and worker."""
+    found: dict[tuple[OpenLease, OpenLeases], list[int]] = {}
+    for job in jobs:
+        found.setdefault((job._held, job._leases), []).append(job.offset)
+    return found
+
+
+def have_transacted(jobs: Iterable[Job]) -> None:
+    """A transaction that is committed has done them: nobody need answer for them."""
+    new = [job for job in jobs if not job.is_answered]
+    for (held, leases), offsets in by_lease(new).items():
+        leases.transacted(held, runs_of(offsets))
+    for job in new:
+        job._is_answered = True
 
 
 def said(reason: str) -> str:

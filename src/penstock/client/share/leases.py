@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
 
@@ -127,9 +128,12 @@ NOTHING: Final = Outgoing([], [])
 class OpenLeases:
     """See the module. `waiting`: answers given since the last request, about."""
 
-    def __init__(self, group: str, counts: dict[str, int]) -> None:
-        self._group = group
+    def __init__(self, group: str, counts: dict[str, int], member_id: Callable[[], str]) -> None:
+        self.group = group
+        self.member_id = member_id
         self._counts = counts
+        self._transacted: deque[tuple[OpenLease, Runs]] = deque()
+        """Runs that transactions have done, until the thread that polls lets go of them."""
         for name in (*_COUNTED, "stale"):
             counts.setdefault(name, 0)
         self._held: dict[tuple[bytes, int, int], OpenLease] = {}
@@ -186,6 +190,7 @@ class OpenLeases:
     def release_all(self, *, accepts: bool = True) -> None:
         """Give back what nobody has answered for; without `accepts` also what is done and was not
         sent yet: it may have come to nothing."""
+        self.take_in()
         for held in self._held.values():
             if not accepts:
                 del held.accepted[held.accepted_sent :]
@@ -213,6 +218,17 @@ class OpenLeases:
             self.extending()
         return not held.is_void and any(first <= offset < end for first, end in held.left)
 
+    def transacted(self, held: OpenLease, runs: Runs) -> None:
+        """A transaction that is committed has done these: the coordinator knows."""
+        self._counts["acked"] += count(runs)
+        self._transacted.append((held, runs))
+        self.wake_up()
+
+    @property
+    def has_transacted(self) -> bool:
+        """Whether `take_in` has something to do."""
+        return bool(self._transacted)
+
     def skip(self, held: OpenLease, runs: Iterable[Run], kind: int = SKIPPED) -> None:
         """These offsets hold no record, or one that is `EXPIRED` or `LOST`: they are done, though
         nobody did them."""
@@ -236,7 +252,7 @@ class OpenLeases:
             logger.info(
                 "group %s: answers for %d records of %s-%d came to nothing: their lease %d had "
                 "ended; others have them, or had their answer (counted as stale, told once)",
-                self._group, records, *held.name, held.number,
+                self.group, records, *held.name, held.number,
             )  # fmt: skip
 
     def wake_up(self) -> None:
@@ -251,6 +267,13 @@ class OpenLeases:
             self._wake = wake
 
     # --- sending, by the thread that polls ---
+    def take_in(self) -> None:
+        """Let go of what transactions have done."""
+        while self._transacted:
+            held, runs = self._transacted[0]
+            self._let_go(held, runs)
+            self._transacted.popleft()  # last: after an interrupt it is done again
+
     def outgoing(self) -> Outgoing:
         """What is to be sent next, as much as one request takes."""
         self.waiting = 0  # first: what comes meanwhile counts for the next one
@@ -279,10 +302,13 @@ class OpenLeases:
             # Set, and not counted on: after an interrupt all of it is done again.
             held.accepted_sent = max(held.accepted_sent, part.accepted)
             held.others_sent = max(held.others_sent, part.others)
-            held.left = without(held.left, merged([*part.runs, *late]))
-            if not held.left:
-                held.is_void = True
-                self._held.pop((held.topic_id, held.name[1], held.number), None)
+            self._let_go(held, merged([*part.runs, *late]))
+
+    def _let_go(self, held: OpenLease, runs: Runs) -> None:
+        held.left = without(held.left, runs)
+        if not held.left:
+            held.is_void = True
+            self._held.pop((held.topic_id, held.name[1], held.number), None)
 
 
 class _Room:

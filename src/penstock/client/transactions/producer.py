@@ -15,12 +15,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Final, Unpack
+from typing import TYPE_CHECKING, Final, NamedTuple, Unpack
 
 from penstock.client.consumer.group.consumed import check_consumed, consumed_offsets, rewind
 from penstock.client.producer.producer import Producer
 from penstock.client.remote.address import Place
 from penstock.client.session import Session
+from penstock.client.share.done_jobs import check_done, messages_for
+from penstock.client.share.jobs import have_transacted
 from penstock.client.transactions.coordinator_link import CoordinatorLink
 from penstock.client.transactions.identified_producer import (
     Identity,
@@ -34,14 +36,27 @@ from penstock.client.transactions.state_machine import TransactionLife, Transact
 from penstock.client.validation import check_range, check_text
 from penstock.core import errors as er
 from penstock.ipc import coordination as co
+from penstock.ipc.sharing import DoneJobs
 
 if TYPE_CHECKING:
     from penstock.client.consumer.group.consumed import Consumed
     from penstock.client.options import ProducerOptions
+    from penstock.client.share.done_jobs import Done
+    from penstock.client.share.jobs import Job
 
 logger = logging.getLogger("penstock.transactions")
 
 TIMEOUT_MAX: Final = 900.0
+
+
+class TransactionInputs(NamedTuple):
+    """The offsets and jobs that a commit takes along."""
+
+    offsets: list[co.GroupOffsets]
+    done: list[DoneJobs]
+
+
+NO_INPUTS: Final = TransactionInputs([], [])
 
 
 class TransactionalProducer(Producer):
@@ -96,6 +111,7 @@ class TransactionalProducer(Producer):
         self.transactional_id = transactional_id
         self._kept = transaction_durability
         self._consumed: Consumed | None = None
+        self._done: list[Job] = []
         self._attached = link.attached  # when this transaction was begun
         self._is_asked = False  # for the end of this transaction, whether that was answered or not
         self._outcome: co.TransactionEnded | None = None  # the answer to that, until all follows it
@@ -109,19 +125,25 @@ class TransactionalProducer(Producer):
 
     # --- the transaction -------------------------------------------------------------------------
     @contextmanager
-    def transaction(self, *, consumed: Consumed | None = None) -> Iterator[None]:
+    def transaction(
+        self, *, consumed: Consumed | None = None, done: Done | None = None
+    ) -> Iterator[None]:
         """A transaction around a block: left by an exception it is aborted, else committed together
         with the offsets behind `consumed`, a batch of a group's consumer, that consumer itself, or
         several of them. After an abort these are rewound, so that they come again.
 
+        `done`: a job of a share consumer, or several, which the commit acknowledges. After an abort
+        they still are their worker's, without an answer.
+
         Raises what `commit_transaction` raises.
         """
         consumed = check_consumed(consumed)  # before any work is done for it
+        jobs = check_done(done)
         before = self.life.begun
         try:
             self.begin_transaction()
             yield
-            self.commit_transaction(consumed=consumed)
+            self.commit_transaction(consumed=consumed, done=jobs)
         except BaseException:
             if self.life.is_undecided and self.life.begun != before:
                 self._abort_quietly(consumed)
@@ -164,35 +186,41 @@ class TransactionalProducer(Producer):
             self.life.begin()  # last: an interrupt above leaves none open
             state.books.close()
 
-    def commit_transaction(self, *, consumed: Consumed | None = None) -> None:
-        """Commit all that was sent since `begin_transaction`, and the offsets behind `consumed`
-        with it. Returns once that is decided for good.
+    def commit_transaction(
+        self, *, consumed: Consumed | None = None, done: Done | None = None
+    ) -> None:
+        """Commit all that was sent since `begin_transaction`, the offsets behind `consumed` with
+        it, and that these jobs are `done`. Returns once that is decided for good.
 
         Whatever is raised but `PenstockTimeout` and `NotConnectedError`, nothing of it counts, and
         the next transaction may begin: `TransactionError` (a record failed, or the transaction took
-        too long), `StaleGenerationError` (a consumed partition belongs to another member by now),
+        too long), `StaleGenerationError` (a consumed partition, or a job, belongs to another member
+        by now),
         `ProducerFencedError` (another producer has the id: end this one).
         `PenstockTimeout`, `NotConnectedError`: nobody answered, so the outcome is not known. Called
         again this asks for it; a new producer with the same id settles it as well.
         """
-        offsets = self.settling(consumed)
+        inputs = self.settling(consumed, done)
         self._pipeline.io.wait(self._transacting.is_settled, None)
-        self.decide(offsets)
+        self.decide(inputs)
 
-    def settling(self, consumed: Consumed | None) -> list[co.GroupOffsets]:
+    def settling(self, consumed: Consumed | None, done: Done | None = None) -> TransactionInputs:
         """The first part of a commit: send what is open. The others are to wait until all of it is
-        settled, and to `decide`. Blocks for nobody, and returns the offsets to commit."""
+        settled, and to `decide`. Blocks for nobody, and returns what is to be committed with it."""
         state = self._pipeline.state
         state.check_usable()
         consumed = self._consumed if consumed is None else check_consumed(consumed)
-        offsets = consumed_offsets(consumed)
+        jobs = self._done
+        if self.life.state is not TransactionState.COMMITTING:  # else it was asked for with these
+            jobs = check_done(jobs if done is None else done)
+        inputs = TransactionInputs(consumed_offsets(consumed), messages_for(jobs))
         with state.lock:
             state.books.open()
             self.life.commit()
-            self._consumed = consumed
+            self._consumed, self._done = consumed, jobs
             self._pipeline.io.seal_open(None)
             state.books.close()
-        return offsets
+        return inputs
 
     def call_when_settled(self, callback: Callable[[], object]) -> None:
         """Call back once, when all that was sent is acknowledged or a delivery has failed; each has
@@ -205,7 +233,7 @@ class TransactionalProducer(Producer):
             self._pipeline.io.watch(self._transacting.is_settled, callback)
             state.books.close()
 
-    def decide(self, offsets: list[co.GroupOffsets]) -> None:
+    def decide(self, inputs: TransactionInputs) -> None:
         """The last part of a commit, once all is settled: ask for the end, and raise what came of
         it."""
         state, sender = self._pipeline.state, self._transacting.sender
@@ -224,11 +252,11 @@ class TransactionalProducer(Producer):
                 f"the transaction of {self.transactional_id!r} was aborted, because a record of it "
                 f"was not delivered: {failure}"
             ) from failure
-        if not (offsets or sender.is_touched):
+        if not (any(inputs) or sender.is_touched):
             self._over(committed=True)
             return
         try:
-            answer = self._end(True, offsets)
+            answer = self._end(True, inputs)
         except (er.PenstockTimeout, er.NotConnectedError, er.ProducerFencedError):
             raise
         except er.PenstockError:
@@ -281,7 +309,7 @@ class TransactionalProducer(Producer):
             self._transacting.drop_open(sender.failure or self._gone())
             state.books.close()
         try:
-            committed = is_known and self._end(False, []).committed
+            committed = is_known and self._end(False, NO_INPUTS).committed
         except (er.PenstockTimeout, er.NotConnectedError):
             if not may_count:  # whatever the answer would have been: what is polled next is this
                 _brought_again(consumed)
@@ -292,7 +320,7 @@ class TransactionalProducer(Producer):
         self._over(committed=committed)
         return not committed
 
-    def _end(self, commit: bool, offsets: list[co.GroupOffsets]) -> co.TransactionEnded:
+    def _end(self, commit: bool, inputs: TransactionInputs) -> co.TransactionEnded:
         """The coordinator's answer, which is the same however often it is asked."""
         if self._outcome is not None:
             return self._outcome  # an interrupt came between it and what follows from it
@@ -300,7 +328,8 @@ class TransactionalProducer(Producer):
         opened = self._transacting.sender.opened
         patience = self.config.delivery_timeout
         request = co.EndTransaction(
-            self.transactional_id, who, epoch, commit, offsets, opened if commit else 0
+            *(self.transactional_id, who, epoch, commit, inputs.offsets),
+            *(opened if commit else 0, inputs.done),
         )
         wish = "commit" if commit else "abort"
         self._is_asked = True
@@ -345,8 +374,11 @@ class TransactionalProducer(Producer):
             if self._outcome is not None:
                 who = transacting.identity.producer_id
                 transacting.identity = Identity(who, self._outcome.next_epoch)
+            if committed:
+                have_transacted(self._done)
             self.life.ended()
             self._outcome = self._consumed = None
+            self._done = []
             state.counts["transactions_committed" if committed else "transactions_aborted"] += 1
             state.books.close()
 

@@ -21,7 +21,7 @@ from typing import Final, NamedTuple
 from msgspec.structs import replace
 
 from penstock.cluster.groups import GroupLimits, Groups
-from penstock.cluster.shares import ShareGroups
+from penstock.cluster.shares import ShareGroups, TransactedJobs
 from penstock.cluster.transactions import TransactionLimits, Transactions
 from penstock.core.errors import PenstockError, PenstockTimeout
 from penstock.ipc import layout as lo
@@ -97,7 +97,8 @@ class CoordinatorOpening:
         """Fresh ones."""
         groups = Groups(self.group_limits())
         limits = TransactionLimits(stage_timeout=self._config.stage_timeout)
-        return Machines(groups, Transactions(groups, limits), ShareGroups(random.uniform))
+        shares = ShareGroups(random.uniform)
+        return Machines(groups, Transactions(groups, TransactedJobs(shares), limits), shares)
 
     def group_limits(self) -> GroupLimits:
         """As they are now."""

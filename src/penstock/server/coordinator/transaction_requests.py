@@ -4,7 +4,7 @@
 |---|---|---|
 | InitTransactions | who the producer is; what was open is aborted; durable | ... and marked |
 | AddPartitions | where the transaction may write | markers of earlier ones there, then BEGIN |
-| EndTransaction | COMMIT or ABORT, with the offsets; durable | marked, or `MARKED_WITHIN` |
+| EndTransaction | COMMIT or ABORT, with offsets and jobs; durable | marked, or `MARKED_WITHIN` |
 | BeginStage | who the stage is; earlier attempts are aborted | |
 | EndStages | abort of those that are open; durable | |
 | CommitTransaction | which stages count; durable | marked, or `MARKED_WITHIN` |
@@ -20,12 +20,21 @@ from collections.abc import Callable, Mapping
 from itertools import islice
 from typing import Final, TypeVar
 
+from msgspec.structs import astuple
+
+from penstock.cluster import shares as sh
 from penstock.cluster.access import Kind
 from penstock.cluster.decisions import Decision
 from penstock.cluster.transactions import ConsumedOffsets, EndedTransaction, Listed
-from penstock.core.errors import PenstockTimeout, UnknownMemberError, UnknownTopicError
+from penstock.core.errors import (
+    AccessDeniedError,
+    PenstockTimeout,
+    UnknownMemberError,
+    UnknownTopicError,
+)
 from penstock.ipc import coordination as co
 from penstock.ipc import messages as ms
+from penstock.ipc import sharing
 from penstock.server.coordinator.epoch import Life
 from penstock.server.coordinator.group_requests import check_count, commits, fitting
 from penstock.server.coordinator.offset_checks import OffsetChecks
@@ -173,6 +182,9 @@ class TransactionRequests:
         check_count(
             "offsets", sum(len(each.offsets) for each in request.offsets), co.PARTITIONS_MAX
         )
+        leases = [lease for each in request.done for lease in each.leases]
+        check_count("leases", len(leases), sharing.DONE_LEASES_MAX)
+        check_count("runs of jobs", sum(len(each.runs) for each in leases), sharing.RUNS_MAX)
         consumed = [
             ConsumedOffsets(each.group, each.member_id, commits(each.offsets))
             for each in request.offsets
@@ -180,7 +192,10 @@ class TransactionRequests:
 
         def end(now: float) -> Decision[EndedTransaction]:
             own = [self._of_own_member(client, each) for each in consumed]
-            return self._transactions.end(now, name, *who, request.commit, own, request.partitions)
+            done = [self._of_own_worker(client, each) for each in request.done]
+            return self._transactions.end(
+                now, name, *who, request.commit, own, request.partitions, done
+            )
 
         ended = await self._carry(end)
         await self._settled(lambda: not self._markers.misses(*who))
@@ -198,6 +213,29 @@ class TransactionRequests:
         except UnknownMemberError:
             return ConsumedOffsets(group, NOBODY, consumed.offsets)
         return ConsumedOffsets(group, member_id, taken)
+
+    def _of_own_worker(self, client: Client, done: sharing.DoneJobs) -> sh.AcceptedJobs:
+        """The same, or jobs of nobody where the client may not act for that member: they abort the
+        transaction. Raises AccessDeniedError for a topic of its own that it may not read any
+        more."""
+        machines, member_id = self._life.machines, done.member_id
+        try:
+            machines.groups.member_of(done.group, member_id, client.permits.acts_for)
+        except UnknownMemberError:
+            member_id = NOBODY
+        jobs = sh.TransactedJobs(machines.shares)
+        found = []
+        for topic_id, partition, lease, runs in map(astuple, done.leases):
+            place = (topic_id, partition)
+            why = client.permits.denied(topic_id)
+            # A stranger hears of it what it hears of topics that are not there.
+            is_own = jobs.is_holder(done.group, member_id, place, lease)
+            if is_own and isinstance(why, AccessDeniedError):
+                raise why
+            topic = topic_id.hex() if why is not None else self._names.get(topic_id, "")
+            name = f"{topic}-{partition}"
+            found.append(sh.AcceptedLease(place, lease, sh.runs_of(runs), name))
+        return sh.AcceptedJobs(done.group, member_id, found)
 
     async def _commit(self, request: co.CommitTransaction) -> co.TransactionEnded:
         check_count("stages", len(request.stages), co.STAGES_MAX)

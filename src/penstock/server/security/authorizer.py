@@ -151,6 +151,8 @@ def _needs(message: ms.ClientMessage) -> Iterator[Need]:
         case co.EndTransaction():
             for consumed in message.offsets:
                 yield Need(READ, GROUP, consumed.group)
+            for done in message.done:
+                yield Need(READ, GROUP, done.group)
         case co.SeekGroup():
             yield Need(READ if message.is_report else ALTER, GROUP, message.group)
             of_topic = READ if message.is_report else DESCRIBE
