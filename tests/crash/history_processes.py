@@ -87,7 +87,7 @@ class Stage:
 
 
 def play(plan: dict[str, Any]) -> None:
-    from crash import group_processes, share_processes
+    from crash import group_processes, job_processes, share_processes
 
     parts: dict[str, Callable[[Stage], None]] = {
         "produce": produce,
@@ -96,6 +96,7 @@ def play(plan: dict[str, Any]) -> None:
         "member": group_processes.member,
         "job": group_processes.job,
         "work": share_processes.work,
+        "make": job_processes.make,
     }
     stage = Stage(plan)
     parts[plan["role"]](stage)

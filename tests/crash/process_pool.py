@@ -171,8 +171,12 @@ def _child(plan: dict[str, Any], parent: int) -> None:
 
 
 def main() -> int:
-    # What children have at once.
-    from crash import group_processes, history_processes, share_processes  # noqa: F401
+    from crash import (  # noqa: F401 - what children have at once
+        group_processes,
+        history_processes,
+        job_processes,
+        share_processes,
+    )
 
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody stays a zombie
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])  # until a role can listen to it
