@@ -53,7 +53,8 @@ class JobTrial:
         self.slots: list[Hand] = [self._bear(slot) for slot in range(slots)]
         self.struck: Counter[str] = Counter()
 
-    def _bear(self, slot: int) -> Hand:
+    def _bear(self, slot: int, alias: str = "") -> Hand:
+        """`alias`: it leaves the transactional id of the slot to who was there before."""
         self._born += 1
         path = self.ground.folder / f"{self._prefix}-{self._born}"
         hand = self._nursery.bear(
@@ -61,7 +62,7 @@ class JobTrial:
                 "role": "make", "who": f"{self._prefix}-{self._born}", "url": self.ground.url,
                 "connect": {"transport": "tcp"} if self.ground.transport == "tcp" else {},
                 "seed": self.rng.randrange(1 << 32), "writer": 0, "events": f"{path}.events",
-                "errors": f"{path}.errors", "maker": f"{self._prefix}-maker-{slot}",
+                "errors": f"{path}.errors", "maker": f"{self._prefix}-maker-{slot}{alias}",
                 "jobs": self.jobs, "outputs": self.outputs, "group": self.group,
                 "session_timeout": self._session_timeout,
             }
@@ -95,10 +96,12 @@ class JobTrial:
             self.struck["stop"] += 1
             hand.signal(signal.SIGSTOP)
             self._stopped.append((time.monotonic() + self.rng.random() * 1.5, hand))
+            alias = self.rng.choice(["", f"-{self._born}"])  # fenced, or with jobs of others
         else:
             self.struck["kill"] += hand.is_running()
             hand.kill()
-        self.slots[slot] = self._bear(slot)
+            alias = ""
+        self.slots[slot] = self._bear(slot, alias)
         self._go_on(time.monotonic())
 
     def _go_on(self, now: float) -> None:
@@ -112,9 +115,10 @@ class JobTrial:
         self._go_on(float("inf"))
         self._producer.flush(WITHIN)
         wait_until(self._all_done, WITHIN, lambda: f"{self._described()}")
-        for hand in self.slots:
-            hand.signal(signal.SIGTERM)
-        for hand in self.slots:
+        for hand in self.hands:
+            if hand.is_running():
+                hand.signal(signal.SIGTERM)
+        for hand in self.hands:
             assert hand.wait(WITHIN), f"{hand.who} does not end\n{hand.stacks()}"
         wait_until(self._nothing_open, WITHIN, lambda: f"{self._transactions()}")
         wanted = Counter(self._read(self.jobs))
@@ -161,7 +165,7 @@ class JobTrial:
 
     def close(self) -> None:
         self._go_on(float("inf"))
-        for hand in self.slots:
+        for hand in self.hands:
             if hand.is_running():
                 hand.kill()
         self._client.close()

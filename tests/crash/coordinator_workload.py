@@ -17,6 +17,7 @@ from node_helpers import RawClient, Refusal
 from penstock.core.errors import NotConnectedError
 from penstock.ipc import coordination as co
 from penstock.ipc import layout as lo
+from penstock.ipc import sharing as sh
 
 RETRIABLE = ("PenstockTimeout", "NotConnectedError", "ResourceLimitError", "LogOfflineError")
 ELSEWHERE = "NotLeaderError"
@@ -129,7 +130,8 @@ class Work:
         )
         places = [(topic_id, partition) for partition in self._partitions]
         self._ask(co.AddPartitions("job", *who, places), object)
-        request = co.EndTransaction("job", *who, True, [offsets])
+        done = self._as_member("jobs", "shared", lambda it: self._done(it, topic_id, wanted))
+        request = co.EndTransaction("job", *who, True, [offsets], done=[done])
         ended = self._ask(request, co.TransactionEnded)
         assert ended.committed
         assert self._ask(request, co.TransactionEnded) == ended, "decided once"
@@ -142,6 +144,16 @@ class Work:
         commit = co.OffsetCommit(owned.topic_id, 0, owned.grant, offset)
         return owned.topic_id, co.GroupOffsets(member.group, member.member_id, [commit])
 
+    @staticmethod
+    def _done(member: RawMember, topic_id: bytes, end: int) -> sh.DoneJobs:
+        """The record before `end`. What an answer that was lost gave this worker goes back."""
+        ends = [sh.PartitionEnds(topic_id, 0, 0, end)]
+        request = sh.AcquireRecords(member.group, member.member_id, 1, ends, holds=[])
+        [leased] = member.client.ask(request, sh.RecordsAcquired).leases
+        assert leased.runs == [(end - 1, end)], "all before it is done"
+        lease = sh.DoneLease(leased.topic_id, leased.partition, leased.lease, leased.runs)
+        return sh.DoneJobs(member.group, member.member_id, [lease])
+
     # --- what must be true ---
     def check(self) -> None:
         """Everything that was answered is there, and nothing that was not asked for."""
@@ -152,6 +164,9 @@ class Work:
             offset = next(each.offset for each in found.partitions if each.partition == 0)
             assert offset == wanted, f"{group}: {offset} is committed, {wanted} was answered"
             assert found.info.members == 1
+        shared = self._ask(sh.DescribeShare("jobs"), sh.ShareDescription)
+        [jobs] = shared.partitions
+        assert (jobs.floor, jobs.frontier, jobs.leased) == (self.consumed, self.consumed, 0)
         listed = self._ask(co.ListTransactions(), co.Transactions).transactions
         assert [(each.transactional_id, each.state) for each in listed] == [("job", "ready")]
 
