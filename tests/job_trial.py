@@ -11,6 +11,7 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from crash.job_processes import outcomes
@@ -20,7 +21,7 @@ from penstock.client.admin.share_groups import ShareGroupDescription
 from penstock.core import errors as er
 from penstock.testing import wait_until
 
-JOBS_A_ROUND = 15
+JOBS_A_ROUND = 10
 WITHIN = 60.0
 
 
@@ -114,7 +115,8 @@ class JobTrial:
         """Let everything be worked off, and judge. What workers told of their transactions."""
         self._go_on(float("inf"))
         self._producer.flush(WITHIN)
-        wait_until(self._all_done, WITHIN, lambda: f"{self._described()}")
+        while left := self._left():
+            wait_until(partial(self._has_moved, left), WITHIN, self._where_it_stands)
         for hand in self.hands:
             if hand.is_running():
                 hand.signal(signal.SIGTERM)
@@ -136,15 +138,23 @@ class JobTrial:
         found: ShareGroupDescription = self._client.admin().describe_share_group(self.group)
         return found
 
-    def _all_done(self) -> bool:
+    def _left(self) -> int:
+        """Jobs that are not done; -1: nobody says so."""
         self._keep_slots()
         try:
-            found = self._described()
+            return self._made - sum(it.floor for it in self._described().partitions)
         except er.PenstockError as error:
             if not error.retriable:
                 raise
-            return False
-        return any(it.frontier for it in found.partitions) and not found.lag
+            return -1
+
+    def _has_moved(self, left: int) -> bool:
+        return self._left() != left
+
+    def _where_it_stands(self) -> str:
+        running = [hand for hand in self.hands if hand.is_running()]
+        stacks = "\n".join(f"{hand.who} {hand.lines()[-3:]}\n{hand.stacks()}" for hand in running)
+        return f"{self._described()}\n{stacks}"
 
     def _keep_slots(self) -> None:
         """Workers that ended by their own hand have successors."""
