@@ -46,7 +46,7 @@ class JobTrial:
         self._client = ground.connect()
         for topic in (self.jobs, self.outputs):
             self._client.admin().create_topic(topic, 2)
-        self._producer = self._client.producer(acks="all", delivery_timeout=WITHIN)
+        self._producer = self._client.producer(acks="all", timeout=WITHIN, delivery_timeout=WITHIN)
         self._made = 0
         self._born = 0
         self._stopped: list[tuple[float, Hand]] = []

@@ -32,7 +32,9 @@ def make(stage: Stage) -> None:
         )  # fmt: skip
         try:
             producer = stage.insist(
-                lambda: client.producer(transactional_id=plan["maker"], delivery_timeout=WAIT_MAX)
+                lambda: client.producer(
+                    transactional_id=plan["maker"], timeout=WAIT_MAX, delivery_timeout=WAIT_MAX
+                )
             )
         except er.ProducerFencedError:
             return  # its successor is there already

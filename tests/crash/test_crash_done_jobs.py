@@ -68,9 +68,9 @@ def test_each_job_has_one_output_whoever_is_killed(transport, monkeypatch, capsy
             struck += trial.struck
             told += outcomes
             left, number = left - ROUNDS_PER_NODE, number + 1
+            with capsys.disabled():
+                took = time.monotonic() - begun
+                tell(f"\njobs by {transport}: {dict(struck)}; {dict(told)} in {took:.0f} s")
     finally:
         nursery.close()
-    with capsys.disabled():
-        took = time.monotonic() - begun
-        tell(f"\njobs by {transport}: {dict(struck)}; {dict(told)} in {took:.0f} s")
     assert min(struck["kill"], struck["node"], told["committed"]) > 0
