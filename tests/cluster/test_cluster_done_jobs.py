@@ -27,7 +27,9 @@ def test_each_job_has_one_output_whichever_broker_is_killed(
     nursery = Nursery()
     try:
         with ClusterUnderTest() as ground:
-            trial = JobTrial(ground, nursery, seed, "jobs", session_timeout=1.0, patience=2.0)
+            trial = JobTrial(
+                ground, nursery, seed, "jobs", session_timeout=1.0, patience=2.0, others_every=10
+            )
 
             def strike(clean: bool) -> None:
                 broker = trial.rng.choice([*ground.present(), ground.leader("__coordinator")])
