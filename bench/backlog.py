@@ -21,7 +21,7 @@ from penstock.bench.errors import BenchError
 from penstock.bench.ground import MeasuredNode, ground
 from penstock.bench.options import ThroughputOptions
 from penstock.bench.progress import BenchProgress
-from penstock.bench.report import FAULTS
+from penstock.bench.report import faults_of
 
 Result = dict[str, Any]
 
@@ -100,7 +100,7 @@ def run(options: BacklogOptions, progress: BenchProgress) -> Result:
         "mb_per_second": round(statistics.median(rates[1]) * options.size / 1e6, 1),
         "pwrite_mb_per_second": round(speed.median, 1),
         "backlog_records": backlog,
-        **{name: sum(each[name] for pair in pairs for each in pair) for name in FAULTS},
+        **faults_of(each for pair in pairs for each in pair),
         "filesystem": place.filesystem,
         "options": {"gb": options.gb, **turn.stated(), "turns": options.turns},
     }

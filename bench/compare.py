@@ -17,7 +17,7 @@ from penstock.bench.errors import BenchError
 from penstock.bench.ground import ground
 from penstock.bench.options import Api, ThroughputOptions, Transport
 from penstock.bench.progress import BenchProgress
-from penstock.bench.report import FAULTS
+from penstock.bench.report import faults_of
 
 Result = dict[str, Any]
 
@@ -82,7 +82,7 @@ def run(options: CompareOptions, progress: BenchProgress) -> Result:
         "ratios": [round(ratio, 3) for ratio in ratios],
         "records_per_second": round(statistics.median(of)),
         "records_per_second_against": round(statistics.median(against)),
-        **{name: sum(each[name] for pair in pairs for each in pair.values()) for name in FAULTS},
+        **faults_of(each for pair in pairs for each in pair.values()),
         "cpu_seconds": pairs[-1][options.transport]["cpu_seconds"],
         "cpu_seconds_against": pairs[-1][options.against]["cpu_seconds"],
         "filesystem": places[options.transport].filesystem,

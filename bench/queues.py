@@ -36,6 +36,7 @@ from penstock.bench.queuepeers import QueueDoor, QueuePeer, QueueSender, Score, 
 from penstock.bench.queuepenstock import penstock_peer
 from penstock.bench.queuerabbit import rabbit_peer
 from penstock.bench.queueredis import redis_peer
+from penstock.bench.report import faults_of
 from penstock.bench.scratch import scratch_folder
 from penstock.bench.usage import cpu_seconds_of
 
@@ -61,7 +62,6 @@ SPENT_MAX: Final = 15.0
 BODIES: Final = 256
 WORKERS_MAX: Final = 64
 LATE: Final = b"late"
-FAULTS: Final = ("lost", "doubled", "failed")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,11 +156,10 @@ def run(options: QueueOptions, progress: BenchProgress) -> Result:
             found[peer.key] = {"name": peer.name, "level": peer.level}
             found[peer.key] |= _measured(options, peer, setup, jobs)
     progress.end()
-    count = {name: sum(each.get(name, 0) for each in found.values()) for name in FAULTS}
     return {
         "benchmark": "queue",
         "peers": found,
-        **count,
+        **faults_of(found.values()),
         "filesystem": filesystem,
         "machine": machine.describe().as_dict(),
         "options": options.stated(),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from penstock.bench.machine import Machine
@@ -19,6 +19,16 @@ FAULTS = ("lost", "doubled", "out_of_order", "foreign", "failed")
 def is_clean(result: Result) -> bool:
     """Returns whether every record came once and in order, and no part of the run failed."""
     return not any(result.get(name) for name in FAULTS)
+
+
+def faults_of(results: Iterable[Result]) -> dict[str, int]:
+    """Returns the sum of each fault that one of them counts."""
+    found = list(results)
+    return {
+        name: sum(each.get(name, 0) for each in found)
+        for name in FAULTS
+        if any(name in each for each in found)
+    }
 
 
 def as_text(result: Result) -> str:
