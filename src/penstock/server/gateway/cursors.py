@@ -152,7 +152,7 @@ class Cursor:
                 reader.seek(start)
                 raise er.CorruptBatchError(
                     f"{self}: damaged at offset {start} or behind: {error}. seek() past it to "
-                    "leave it out: penstock log verify shows what stands behind"
+                    "leave it out: penstock log verify shows what lies behind"
                 ) from error
             found = []
         except BaseException:
