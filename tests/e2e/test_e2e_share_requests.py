@@ -65,6 +65,23 @@ def test_two_workers_share_a_partition_and_none_gets_what_another_has(serving, t
     other.close(bye=True)
 
 
+def test_an_answer_for_a_lease_of_another_worker_is_stale_and_changes_nothing(
+    serving, topic, worker
+):
+    """As of a worker whose lease a power cut took, and whose number another one got since."""
+    other = worker_of(serving, topic)
+    [lease] = other.acquire(6, ends={0: 6}).leases
+    told = {
+        "accepted": [(0, 1)], "released": [(1, 2)], "skipped": [(4, 5)],
+        "failed": [sh.FailedRuns([(2, 3)], "no")], "rejected": [sh.FailedRuns([(3, 4)], "no")],
+        "delayed": [sh.DelayedRuns([(5, 6)], 1)],
+    }  # fmt: skip
+    assert worker.answer(lease, **told).stale == [[(n, n + 1) for n in range(6)]]
+    assert other.describe().leased == {other.member_id: 6}
+    assert other.answer(lease, accepted=[(0, 6)]).stale == [[]]
+    other.close(bye=True)
+
+
 def test_what_failed_comes_again_after_its_delay_and_counts(worker):
     [lease] = worker.acquire(2, ends={0: 2}).leases
     worker.answer(lease, failed=[sh.FailedRuns([(0, 1)], "no", 0.05)])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -140,6 +140,12 @@ class ShareRequests:
         """What of it was stale."""
         place = self._allowed(client, answer.topic_id, answer.partition)
         lease, shares = answer.lease, self._shares
+        share = shares.share(name, place)
+        if share is not None and share.machine and not share.machine.is_of(member_id, lease):
+            # It is over. A power cut that took what was not synced has its number given again.
+            late = sorted(run for runs in _told_by(answer) for run in sh.runs_of(runs))
+            shares.count(name, "stale", sum(end - first for first, end in late))
+            return tuple(late)
         stale: list[sh.Run] = []
         for more in answer.extended:
             extend = partial(
@@ -274,6 +280,13 @@ def _leased(each: sh.GrantedRecords) -> sharing.LeasedRecords:
         topic_id, partition, granted.lease, list(granted.runs),
         [(times, first, end) for times, (first, end) in granted.deliveries],
     )  # fmt: skip
+
+
+def _told_by(answer: sharing.LeaseAnswer) -> Iterator[list[tuple[int, int]]]:
+    """Yields the offsets of each part of an answer."""
+    yield from (answer.accepted, answer.released, answer.skipped, answer.expired, answer.lost)
+    for part in (answer.failed, answer.rejected, answer.delayed, answer.extended):
+        yield from (one.runs for one in part)
 
 
 def _untimed(
