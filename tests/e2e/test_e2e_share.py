@@ -484,6 +484,30 @@ def test_in_an_event_loop(node, topic, work):
     run(main())
 
 
+@pytest.mark.parametrize("pause", [0.0, 0.2])
+def test_who_polls_fast_has_the_next_jobs_under_way_and_who_polls_slowly_has_not(
+    client, topic, work, pause
+):
+    """So a fast worker waits for no request, and a slow one keeps no job from others."""
+    with client.producer() as producer:
+        producer.send_batch(topic, [b"%d" % n for n in range(5000)])
+
+    def leased() -> int:
+        [part] = client.admin().describe_share_group(jobs.group).partitions
+        return int(part.leased)
+
+    with work() as jobs:
+        for _ in range(3 if pause else 12):
+            batch = jobs.poll(100, timeout=WITHIN)
+            jobs.ack_many(batch)
+            time.sleep(pause)
+        batch = jobs.poll(100, timeout=WITHIN)
+        if pause:
+            assert leased() <= 100
+        else:
+            wait_until(lambda: leased() > 100, WITHIN)
+
+
 def test_two_leases_of_a_partition_are_read_one_after_the_other(client, topic, work):
     """Over tcp a partition has one cursor, and each lease needs it elsewhere. What does not come
     for seconds is given back, which nothing here is."""

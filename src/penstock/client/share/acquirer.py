@@ -91,9 +91,9 @@ class Acquirer:
         """Whether a loop that has some records left may ask for more meanwhile."""
         return self._exchange.under_way is None and self._is_worth_it(now)
 
-    def attending(self, wanted: int) -> Waits[None]:
+    def attending(self, wanted: int, *, waits: bool = True) -> Waits[None]:
         """Do what is due, and see that so many records stand in the queue, or as many as there are
-        (0: send answers only)."""
+        (0: send answers only). Without `waits` what is asked for may come later."""
         now = time.monotonic()
         if self._leases.has_transacted:
             self._leases.take_in()
@@ -103,7 +103,7 @@ class Acquirer:
         if self._reader.is_lost or now < self._ask_at:
             return
         try:
-            yield from self._exchanging(wanted, now)
+            yield from self._exchanging(wanted, now, waits)
         except er.UnknownMemberError as error:
             self._put_out(error)
         except er.PenstockError as error:
@@ -112,10 +112,10 @@ class Acquirer:
             self._later(error)
         self._lease_reader.read(wanted, time.monotonic())
 
-    def _exchanging(self, wanted: int, now: float) -> Waits[None]:
+    def _exchanging(self, wanted: int, now: float, waits: bool) -> Waits[None]:
         queue = self._lease_reader.queue
         if self._exchange.has_answer or (
-            self._exchange.under_way is not None and not queue and wanted
+            self._exchange.under_way is not None and not queue and wanted and waits
         ):
             yield from self._taking_in()
             self._lease_reader.read(wanted, now)
@@ -137,7 +137,7 @@ class Acquirer:
         yield from self._exchange.posting(records_max, names, ends, sent)
         self._counts["requests"] += 1
         self._answer_at = time.monotonic() + self._ack_interval
-        if acquires and not queue:
+        if acquires and not queue and waits:
             yield from self._taking_in()
 
     def _is_worth_it(self, now: float) -> bool:
