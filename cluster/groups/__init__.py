@@ -1,7 +1,7 @@
-"""Consumer groups as a pure machine: who owns which partition, and what is committed.
+"""Consumer groups as a pure machine: the owners of partitions, and the committed offsets.
 
-`Groups` is the machine; it decides records and is changed by `replay` alone. What it is told and
-answers is in `types`.
+`Groups` is the machine; it decides records, and only `replay` changes it. `types` has its inputs
+and answers.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Who may join a group: room, guarantee, and whether a member that comes back is the one it was."""
+"""Admits members to a group: checks room, guarantee, and the identity of a returning member."""
 
 from __future__ import annotations
 

@@ -1,13 +1,14 @@
-"""Which partition should be whose: balanced within one, and moving as little as can be.
+"""Assigns partitions to members: balanced within one, with as few moves as possible.
 
-A function of what it is given: members are numbers above 0, and 0 is nobody. Topics with the same
-subscribers form a *class*, within which a partition may go to any of them.
+The result depends on the arguments alone. Members are numbers above 0, and 0 is nobody. Topics with
+the same subscribers form a *class*, within which a partition may go to any of them.
 
-1. A partition stays with its owner, also one that was asked to let go of it and still has it.
-2. What is nobody's goes to who has least, classes with few subscribers first.
-3. Within each class, as long as one has two more than another, one partition moves from who has
-   most to who has least. Each move makes the sum of squares smaller, so this ends; and a move
-   happens only where it has to, so with one class no other balanced assignment moves less.
+1. A partition stays with its owner, also with one that was asked to let go of it and still has it.
+2. A partition without an owner goes to the member with the fewest, classes with few subscribers
+   first.
+3. In each class, while one member has two more than another, a partition moves from the member
+   with the most to the one with the fewest. Each move makes the sum of squares smaller, so this
+   ends. No move is unnecessary: with one class no other balanced assignment moves less.
 
 Members with the same subscriptions share all their classes, so they end within one of each other.
 """
@@ -82,9 +83,10 @@ class _Assignment:
             self.targets[topic_id][partition] = number
 
     def _level(self, subscribers: tuple[int, ...]) -> bool:
-        """Move within a class until nobody there has two more than another; whether any moved.
+        """Moves within a class until nobody there has two more than another; returns whether any
+        moved.
 
-        Who gives in here never takes, and who takes never gives: there are always two between.
+        No giver ever takes here, and no taker gives: there are always two between them.
         """
         held, load, moved = self._held[subscribers], self._load, False
         givers = [(-load[number], number) for number in subscribers if held[number]]
@@ -116,7 +118,7 @@ class _Assignment:
 
 
 class _Stock:
-    """What one member has to give, by what it costs to give it."""
+    """The partitions that one member can give, by the cost of giving them."""
 
     def __init__(self, topics: Mapping[bytes, Shares], giver: int, places: Iterable[Place]) -> None:
         self._promised: dict[int, list[Place]] = {}  # it was told to give these, by taker
@@ -132,9 +134,11 @@ class _Stock:
                 self._own.setdefault(place[0], []).append(partition)
 
     def give(self, taker: int, taken: Iterable[Place]) -> Place:
-        """What it was told to give to this taker, what it does not have yet, what it was told to
-        give to another; then of the topic of which it has most beyond the taker, so that every
-        topic is spread."""
+        """Gives the cheapest partition: first those that it was told to give to this taker.
+
+        Next come those that it does not have yet, then those that it was told to give to another.
+        Last comes the topic of which it has most beyond the taker, so that every topic is spread.
+        """
         for promised in (self._promised.get(taker), self._absent, *self._promised.values()):
             if promised:
                 return promised.pop()

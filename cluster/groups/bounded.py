@@ -1,6 +1,6 @@
 """A decision about many groups, as much of it as one batch of the log takes.
 
-Owns that bound. What does not fit any more has its turn with the next decision.
+Owns that bound. The next decision takes the rest.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from penstock.cluster.decisions import Record
 
 RECORDS_MAX: Final = 2000
 RECORD_BYTES: Final = 16
-"""What a record takes beside its key and value, at most."""
+"""Most bytes that a record takes beside its key and value."""
 
 
 class Bounded:

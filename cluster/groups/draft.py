@@ -164,8 +164,8 @@ class GroupDraft:
         return found
 
     def _affected(self, changed: Iterable[bytes]) -> frozenset[str]:
-        """Who sees a difference: former and new owners of what moved or is asked back, and who is
-        no member any more."""
+        """Returns the members that see a difference: former and new owners of partitions that moved
+        or are asked back, and former members."""
         numbers: set[int] = set()
         for topic_id in changed:
             old, new = self.group.owners.get(topic_id), self.tables.get(topic_id)
@@ -180,7 +180,7 @@ class GroupDraft:
         return frozenset(seeing | (self.group.members.keys() - self.members))
 
     def assignment(self, member: Member) -> Assignment:
-        """What is this member's, once the records are replayed."""
+        """Returns the assignment that this member has once the records are replayed."""
         number, group = member.number, self.group
         owned = []
         for topic_id, table in sorted(self.tables.items(), key=lambda item: item[1].topic):

@@ -33,8 +33,8 @@ class MemberSession:
 
 
 class Timers:
-    """Times by key. Each key has one; asked for a later one it comes at the earlier, and whoever
-    takes it looks whether it is time yet. So a request of a member costs no heap operation."""
+    """Times by key, one for each. A key with a later time still comes at the earlier one, and the
+    caller checks whether it is due. So a request of a member costs no heap operation."""
 
     def __init__(self) -> None:
         self._at: dict[Key, float] = {}
@@ -63,7 +63,7 @@ class Timers:
         return found
 
     def _skip(self) -> None:
-        """What is at the top counts."""
+        """Removes outdated entries from the top of the heap."""
         while self._heap and self._at.get(self._heap[0][1]) != self._heap[0][0]:
             heappop(self._heap)
 

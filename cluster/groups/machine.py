@@ -1,13 +1,13 @@
-"""The group machine: who owns which partition of which group, and what is committed.
+"""The group machine: the owners of the partitions of each group, and the committed offsets.
 
-**Theory.** A partition of a group has one owner or none. What the owner does is valid under its
-*grant*, the generation in which the partition was given to it; a generation is never used twice, so
-whoever held the partition before is refused by one comparison. A partition changes hands only after
-its owner let go of it (`sync` with `released`, `leave`), was fenced, or was taken over as a static
-member: so nobody has to stop for a partition that stays where it is. Handlers decide records and
-change nothing; `replay` alone does, from records alone, and the newest record of each key is all
-that counts. What is not in records is volatile and said to be so: the catalogue of topics, counts,
-and who was heard of when (`liveness`).
+**Theory.** A partition of a group has one owner or none. Actions of the owner are valid under its
+*grant*, the generation in which the partition was given to it. A generation is never used twice, so
+one comparison refuses a former owner. A partition changes hands only after its owner let go of it
+(`sync` with `released`, `leave`), was fenced, or was taken over as a static member. So nobody has
+to stop for a partition that stays where it is. Handlers decide records and change nothing; `replay`
+alone does, from records alone, and the newest record of each key is all that counts. All other
+state is volatile and documented so: the catalogue of topics, counts, and the times of requests
+(`liveness`).
 
 **A group**, by what `GroupInfo.state` says:
 
@@ -32,7 +32,8 @@ and who was heard of when (`liveness`).
 | A, B | assignment changed back | A, A under the old grant |
 | A, A | A releases it all the same, or seek | A, A under a new grant |
 
-**An offset** is moved by who owns the partition under its current grant, by nobody else but `seek`.
+**An offset** is moved by the partition's owner under its current grant, or by `seek`: by nothing
+else.
 One of 0 comes with a partition, or a topic, that comes to be while members want it.
 """
 
@@ -180,7 +181,7 @@ class Groups:
     def sync(
         self, now: float, group: str, member_id: str, released: Sequence[Release]
     ) -> Decision[Assignment]:
-        """What is the member's now, after it let go of `released`."""
+        """Takes `released` from the member; returns the assignment that it has then."""
         requests.check_places(group, released)
         member = self._known(group, member_id)
         self._liveness.heard(now, (group, member_id), member)
@@ -364,8 +365,8 @@ class Groups:
 
     # --- the world ---
     def topics_changed(self, now: float, topics: Topics) -> Decision[None]:
-        """`topics` is the whole catalogue, also the first one after a reload: groups drop what is
-        not in it. What does not fit into one decision is left to `tick`."""
+        """`topics` is the whole catalogue, also the first one after a reload: groups drop topics
+        that are not in it. `tick` does the rest if one decision has too little room."""
         old, self._topics = self._topics, dict(topics)
         names = {n for n in (old or {}).keys() | topics if not old or old.get(n) != topics.get(n)}
         there = {topic_id for topic_id, _ in topics.values()}
@@ -375,8 +376,8 @@ class Groups:
         return self._follow(now, {})
 
     def tick(self, now: float) -> Decision[None]:
-        """What is due: members whose time is up, groups that have to follow the catalogue, offsets
-        that nobody wants any more."""
+        """Does all that is due: drops members whose time is up, lets groups follow the catalogue,
+        and drops offsets that nobody wants any more."""
         for key in self._liveness.unseen():
             if member := self._find(*key):
                 self._liveness.lost(now, key, member)
@@ -409,8 +410,8 @@ class Groups:
         return decided
 
     def _finished(self, now: float, draft: GroupDraft) -> tuple[Record, ...]:
-        """What the draft decides, and where partitions begin that are new. These are left out where
-        so many came at once that no batch takes them."""
+        """Returns the records of the draft, and the first offsets of new partitions. The offsets
+        are left out if so many came at once that no batch takes them."""
         begins = kept.begin_records(draft.group, draft.added, now)
         fits = size_of(begins) <= self._limits.decision_bytes
         return draft.finish(now) + (begins if fits else ())
@@ -429,8 +430,8 @@ class Groups:
         draft.place(self._catalogue, self._limits.member_partitions_max)
 
     def _follow(self, now: float, ends: Mapping[str, Mapping[str, str]]) -> Decision[None]:
-        """Drop members that `ends` names by group, and why; then groups that have to follow the
-        catalogue, then those whose offsets expire. What one decision does not take is due still."""
+        """Drops the members in `ends` (by group, with the reason); then lets groups follow the
+        catalogue; then expires offsets. Work beyond one decision stays due."""
         decided, notify = Bounded(self._limits.decision_bytes), frozenset[str]()
         there = {topic_id for topic_id, _ in self._catalogue.values()} if self._unsettled else set()
         waiting = deque([*ends, *(name for name in self._unsettled if name not in ends)])

@@ -1,11 +1,11 @@
-"""What is committed, and who may move it: commits, claims, seeks, and offsets that are dropped.
+"""Committed offsets, and the right to move them: commits, claims, seeks and dropped offsets.
 
-Functions of one group, which they only read; they tell the records. In an at-most-once group the
-committed offset is the line between what may have been handed out and what never was, so there:
+The functions only read one group, and return records. In an at-most-once group, records below the
+committed offset may have been handed out, and those from it on never were. So there:
 
-- a claim is granted only if it starts where the line is, and moves it to its end;
+- a claim is granted only if it starts at the committed offset, and moves that to its end;
 - `commit` never moves it back, and it does not expire;
-- `seek` moves it back, and `delete` removes it, only where that was asked for in so many words.
+- `seek` moves it back, and `delete` removes it, only where that was asked for explicitly.
 """
 
 from __future__ import annotations

@@ -1,10 +1,14 @@
 """Regular expressions for topic names, kept from holding the node up.
 
-Python's `re` backtracks: a short expression can take for ever on a short name, and to compile one
-with flags and wide ranges takes half a second. What could is refused here by its form, before it
-is compiled: repeats of repeats or of choices, too many choices, references to groups, and flags,
-comments and characters by number, which hide such a form. Names of topics are ASCII, and so are
-patterns.
+Python's `re` backtracks: a short expression can take for ever on a short name. To compile one with
+flags and wide ranges takes half a second. `check_pattern` refuses such expressions by their form,
+before it compiles them:
+
+- repeats of repeats or of choices, and too many choices;
+- references to groups;
+- flags, comments and characters by number, which hide such a form.
+
+Names of topics are ASCII, and so are patterns.
 """
 
 from __future__ import annotations
@@ -30,7 +34,7 @@ COUNT_MAX: Final = 200
 _NUMBERED: Final = re.compile(r"(?:[^\\]|^)(?:\\\\)*\\[0-9xuUN]")
 """A character by its number or name, or a reference to a group."""
 _OPENED: Final = re.compile(r"\(\?(?!:|P<|=|!|<=|<!)")
-"""What follows `(?` and is neither a group nor an assertion: a flag, a comment, a condition."""
+"""A `(?` that opens neither a group nor an assertion: a flag, a comment or a condition."""
 _TOKEN: Final = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|\{\d*,?\d*\}|.", re.DOTALL)
 
 

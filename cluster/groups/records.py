@@ -38,7 +38,7 @@ class Meta(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Member(msgspec.Struct, frozen=True, array_like=True):
-    """`number` stands for the member in `Owners`; a group never gives one twice."""
+    """A member of a group. `number` names it in `Owners`; a group never uses a number twice."""
 
     member_id: str
     number: int

@@ -1,4 +1,4 @@
-"""What a request about groups may say: bounds and allowed values, each refused by its name."""
+"""Bounds and allowed values of requests about groups. An error names the field it refuses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the group machine is told and what it answers; and its bounds.
+"""Inputs and answers of the group machine, and its bounds.
 
 A partition is named by its topic's id and its number. A *grant* is the generation of the group in
 which a partition was given to a member. Offsets are the next one wanted. Times are seconds of the

@@ -1,7 +1,7 @@
 """All share groups of a coordinator: which worker gets records of which partition.
 
-Who is a member is decided by `cluster.groups`; here a member is a name, and one that is gone is
-said to be so by `leave`. Handlers decide records, `replay` alone changes what is so. Volatile, and
+`cluster.groups` decides about membership; here a member is a name, and `leave` tells of one that is
+gone. Handlers decide records, `replay` alone changes what is so. Volatile, and
 safe to lose: which members wait for work, who writes which dead letter, and counts.
 """
 
@@ -48,7 +48,7 @@ _decode_key: Final = msgspec.msgpack.Decoder().decode
 
 
 class KnownEnds(NamedTuple):
-    """What may be read of a partition."""
+    """The part of a partition that may be read."""
 
     place: Place
     start: int
@@ -121,7 +121,7 @@ class ShareGroup:
 
 
 class ShareGroups:
-    """See the module. `uniform` draws the jitter of a wait."""
+    """All share groups of a coordinator. `uniform` draws the jitter of a wait."""
 
     def __init__(self, uniform: Uniform) -> None:
         self._uniform = uniform
@@ -487,7 +487,7 @@ class ShareGroups:
         return self._due[0][0] if self._due else None
 
     def tick(self, now: float) -> Decision[None]:
-        """What is due by now is ready again, and what workers had for too long."""
+        """Makes records ready again that are due, or that a worker has had for too long."""
         records: list[Record] = []
         died: Counter[str] = Counter()
         notify: frozenset[str] = frozenset()
@@ -513,7 +513,7 @@ class ShareGroups:
         return Decision((*records, *paused), None, notify)
 
     def snapshots(self) -> Iterator[Decision[None]]:
-        """What makes the log shorter; each is to be decided before the next is asked for."""
+        """Yields snapshots, which make the log shorter. Append each before asking for the next."""
         while self._large:
             name, place = next(iter(self._large))
             del self._large[name, place]

@@ -1,4 +1,4 @@
-"""What a share group may take in one partition, and how it delivers."""
+"""Bounds of a share group in one partition, and its settings of delivery."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class ShareLimits:
     """Runs of offsets in one request."""
 
     reason_bytes_max: int = 1000
-    """Length of the reason of a failure, in UTF-8. What is longer is cut."""
+    """Length of the reason of a failure, in UTF-8. A longer reason is cut."""
 
     def __post_init__(self) -> None:
         for field in fields(self):

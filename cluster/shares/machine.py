@@ -1,10 +1,10 @@
-"""The share group machine: which worker has which record of one partition, and what became of it.
+"""The share group machine: the workers that have records of one partition, and their outcomes.
 
 **Theory.** Many workers share a partition, each record with one of them at a time. A lease belongs
 to a member for as long as that lives: no clock takes a record from who works on it, unless the
-group has a `max_lease`, for handlers that never return. What the members do is decided by the
-coordinator and kept in its log, not beside the records (decision 0081). A lease has a number that
-is never used again, so what a former holder answers late is stale and changes nothing.
+group has a `max_lease`, for handlers that never return. The coordinator decides about the
+answers of members and keeps them in its log, not beside the records (decision 0081). A lease has a
+number that is never used again, so a late answer of a former holder is stale and changes nothing.
 
 | state | event | then |
 |---|---|---|
@@ -23,12 +23,13 @@ is never used again, so what a former holder answers late is stale and changes n
 | any but new | `seek` | new, or below the floor |
 
 A record that ends its worker each time is delivered `max_deliveries` times and is condemned then.
-Which of several it was nobody knows: so what a worker had that is gone is given to others one by
-one, each to a member that has nothing else, and only who ends that one, too, is condemned.
+Nobody knows which of several records it was. So the records of a worker that is gone are delivered
+one by one, each to a member that has no other. Only a record that ends this member, too, is
+condemned.
 
-What the shell must hold to: an answer, that of `lease` too, is given once its deltas are
-acknowledged in the coordinator's log, which means committed in a cluster. `begin` is told of what
-readers of committed records see, and nothing else. States, words and the numbers of deliveries are
+The shell keeps two rules. It gives an answer, also that of `lease`, only after the coordinator's
+log acknowledged its deltas (in a cluster: committed them). It tells `begin` of offsets that readers
+of committed records see, and of no others. States, words and the numbers of deliveries are
 those of Kafka's share groups (KIP-932), with leases by process in place of locks by time.
 """
 
@@ -67,7 +68,7 @@ class ShareDecision(NamedTuple, Generic[T_co]):
 
 
 class LeaseGranted(NamedTuple):
-    """What a member works on. `deliveries`: how often each run was delivered by now."""
+    """Records that a member works on. `deliveries`: how often each run was delivered by now."""
 
     lease: int
     runs: Runs
@@ -75,8 +76,8 @@ class LeaseGranted(NamedTuple):
 
 
 class LeaseAnswered(NamedTuple):
-    """`stale`: what the lease does not hold, so that nothing changed: it was answered for before,
-    or its member was taken for gone."""
+    """`stale`: runs that the lease does not hold, so that nothing changed. They were answered for
+    before, or their member was taken for gone."""
 
     settled: int
     stale: Runs
@@ -382,7 +383,7 @@ class SharePartition:
         return ShareDecision(tuple(deltas), LeaseAnswered(settled, (), dead))
 
     def wake(self, now_us: int) -> ShareDecision[int]:
-        """What is due by now is ready. How many those are."""
+        """Makes records ready that are due by now; answers with their number."""
         deltas, woken = [], 0
         for wait in self._state.due(now_us):
             runs = self._state.window.held(wait.runs, WAITING, wait.number)
@@ -403,13 +404,13 @@ class SharePartition:
 
     # --- shared by the above ---
     def _held(self, lease: int, runs: Iterable[Sequence[int]]) -> tuple[Runs, Runs]:
-        """What of them the lease holds, and what not."""
+        """Returns the part of `runs` that the lease holds, and the rest."""
         asked = checked(runs, self.limits.runs_max)
         held = self._state.window.held(asked, LEASED, lease) if lease in self._state.leases else ()
         return held, without(asked, held)
 
     def _back(self, lease: int) -> int:
-        """What becomes of its records that were not begun with."""
+        """Returns the next state of its records that were not begun with."""
         known = self._state.leases.get(lease)
         return SUSPECT if known is not None and known.is_alone else READY
 
@@ -448,7 +449,7 @@ class SharePartition:
         return deltas, condemned, again
 
     def _by_fate(self, held: Runs) -> tuple[Runs, dict[int, Runs]]:
-        """What had its last delivery; and the others, by the number of theirs."""
+        """Returns the runs that had their last delivery; and the others by number of deliveries."""
         condemned: list[Run] = []
         again: dict[int, list[Run]] = {}
         most = self.limits.max_deliveries

@@ -1,4 +1,4 @@
-"""What the machine logs: each delta changes the state of the one before it, in the log's order.
+"""Records of the machine: each delta changes the state that the one before it left, in log order.
 
 A delta is a msgpack array with its tag first. Runs are packed (`shares.runs`). A delta may get
 further fields with defaults at its end.
@@ -31,7 +31,7 @@ class Leased(msgspec.Struct, frozen=True, array_like=True, tag=1):
 
 
 class Settled(msgspec.Struct, frozen=True, array_like=True, tag=2):
-    """What was leased (`lease`; 0: condemned) has this state of the window now.
+    """Records of a lease (`lease`; 0: condemned records) get this state of the window.
     `uncounted`: its last delivery counts for nothing."""
 
     lease: int
@@ -41,7 +41,7 @@ class Settled(msgspec.Struct, frozen=True, array_like=True, tag=2):
 
 
 class Postponed(msgspec.Struct, frozen=True, array_like=True, tag=3):
-    """What was leased waits until `due_us`. `wait`: a number as leases have, never used before.
+    """Leased records wait until `due_us`. `wait`: a number as leases have, never used before.
     `uncounted`: its last delivery counts for nothing."""
 
     lease: int
@@ -52,7 +52,7 @@ class Postponed(msgspec.Struct, frozen=True, array_like=True, tag=3):
 
 
 class DeliveryFailed(msgspec.Struct, frozen=True, array_like=True, tag=4):
-    """Why a delivery of these records failed, and when."""
+    """The reason and the time of a failed delivery of these records."""
 
     member: str
     at_us: int

@@ -55,7 +55,7 @@ def packed(runs: Iterable[Run]) -> list[int]:
 
 
 def unpacked(numbers: Sequence[int]) -> Runs:
-    """What `packed` was given."""
+    """Returns the runs that `packed` was given."""
     found: list[Run] = []
     end = 0
     for gap, length in zip(numbers[::2], numbers[1::2], strict=True):

@@ -131,8 +131,8 @@ class LoggedShare:
         return not any(self._used.values())
 
     def tombstones(self, count_max: int) -> list[Record]:
-        """What takes it away, at most so many records: deltas before snapshots, the last first, so
-        that what is left between two batches is still a state."""
+        """Returns the records that delete it, at most so many: deltas before snapshots, the last
+        first. So the rest is still a valid state between two batches."""
         found: list[Record] = []
         for kind in (DELTA, SNAPSHOT):
             for side in (self._side, 1 - self._side):

@@ -1,4 +1,4 @@
-"""What a share group knows of one partition, changed by `ShareState.replay` alone."""
+"""The state of a share group in one partition. Only `ShareState.replay` changes it."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ class ShareState:
         return sorted(found)
 
     def replay(self, delta: rec.Delta) -> None:
-        """Apply what was decided. What replay does depends on nothing else."""
+        """Applies a delta. The result depends on the state and the delta alone."""
         window = self.window
         match delta:
             case rec.Begun():

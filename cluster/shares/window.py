@@ -90,7 +90,7 @@ class ShareWindow:
         return joined(found)
 
     def held(self, runs: Iterable[Run], state: int, holder: int) -> Runs:
-        """What of `runs` is in this state by this lease or wait."""
+        """Returns the part of `runs` that is in this state by this lease or wait."""
         found: list[Run] = []
         for base, block, first, end in self._pieces(runs):
             if block is None:
@@ -180,7 +180,7 @@ class ShareWindow:
     def of_columns(
         cls, frontier: int, columns: Iterable[tuple[int, bytes, bytes, bytes]]
     ) -> ShareWindow:
-        """What `columns` was taken of."""
+        """Returns the window of which `columns` was taken."""
         made = cls(frontier)
         for number, states, deliveries, holders in columns:
             block = made._blocks[number] = Block()
