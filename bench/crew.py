@@ -1,7 +1,7 @@
 """The processes of a run: started by spawn, waited for with a bound, never left behind.
 
-Every member runs a role with a `Station`, by which it reports and takes orders. Whoever fails, dies
-or is too late ends the run with its traceback (or, when it is stuck, with its stack).
+Every member runs a role with a `Station`, by which it reports and takes orders. A member that
+fails, dies or is too late ends the run with its traceback (or, when it is stuck, with its stack).
 
 Owns processes and their pipes. Knows nothing of what the roles do.
 """

@@ -1,6 +1,6 @@
-"""Who is alive: pidfds, start times, boot ids, and this process's descriptor limit.
+"""Liveness of processes: pidfds, start times, boot ids, and this process's descriptor limit.
 
-Owns the one answer to "is that process dead?". Death is what a pidfd says (rule 7): a pid alone is
+Owns the one answer to "is that process dead?". A pidfd tells of death (rule 7): a pid alone is
 a number that the kernel gives away again, `kill(pid, 0)` calls zombies alive, and a stopped process
 is not dead (rule 8). Never decides what follows from a death, never takes a failed look for one.
 """
@@ -26,7 +26,7 @@ _OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
 
 
 def descriptor_limit_error(doing: str) -> ResourceLimitError:
-    """What every module of this floor raises on EMFILE and ENFILE."""
+    """Returns the error that every module of this floor raises on EMFILE and ENFILE."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     return ResourceLimitError(
         f"out of file descriptors while {doing}: RLIMIT_NOFILE is {soft} (hard limit {hard}). "

@@ -1,4 +1,4 @@
-"""What workers of a share group say to the node's coordinator. They join as members of a group do,
+"""Messages of share group workers to the node's coordinator. They join as members of a group do,
 with the guarantee "shared" (`ipc.coordination`).
 
 Offsets are named by runs: pairs (first, end), ascending and apart.
@@ -48,7 +48,7 @@ class ShareSettings(msgspec.Struct, frozen=True, array_like=True):
 
 
 class PartitionEnds(msgspec.Struct, frozen=True, array_like=True):
-    """What readers of committed records may read of a partition, as the member knows it."""
+    """The range that readers of committed records may read, as the member knows it."""
 
     topic_id: TopicId
     partition: Number
@@ -79,7 +79,7 @@ class ExtendedRuns(msgspec.Struct, frozen=True, array_like=True):
 
 
 class LeaseAnswer(msgspec.Struct, frozen=True, array_like=True):
-    """What became of records of a lease. Those not named stay leased. `extended` counts first.
+    """Outcomes of records of a lease. Those not named stay leased. `extended` counts first.
     Done without a worker are `skipped` (offsets without a record), `expired` (their ttl is over)
     and `lost` (deleted by retention before anybody had them)."""
 
@@ -178,7 +178,7 @@ class DescribeShare(msgspec.Struct, frozen=True, tag="describe_share"):
 
 # --- node -> client -----------------------------------------------------------------------------
 class LeasedRecords(msgspec.Struct, frozen=True, array_like=True):
-    """What the member works on from now on. `deliveries`: (how often, first, end)."""
+    """Records that the member works on from now on. `deliveries`: (how often, first, end)."""
 
     topic_id: bytes
     partition: int

@@ -59,7 +59,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def _settings(config: pytest.Config) -> dict[str, Any]:
-    """What the ini file says, as `Broker` takes it."""
+    """Returns the settings of the ini file, as `Broker` takes them."""
     found: dict[str, Any] = {}
     for name, (kind, _) in _INI.items():
         text = str(config.getini(f"penstock_{name}")).strip()
@@ -80,7 +80,7 @@ def _settings(config: pytest.Config) -> dict[str, Any]:
 
 
 def _wanted(request: pytest.FixtureRequest, without: tuple[str, ...]) -> dict[str, Any]:
-    """What ini file and markers say, without what does not concern the one that is made."""
+    """Returns the settings of ini file and markers, without the names in `without`."""
     settings = _settings(request.config)
     for marker in reversed(list(request.node.iter_markers(MARKER))):  # the closest one last
         if marker.args:

@@ -21,7 +21,7 @@ from penstock.observe.sample import Sample
 LOOKS_MAX: Final = 600
 """Movements of a high watermark that are remembered for each partition."""
 BUDGET: Final = 0.01
-"""Seconds of looking up in logs for each refresh. What finds no time keeps its last answer."""
+"""Seconds of looking up in logs for each refresh. Positions beyond it keep their last answer."""
 
 Log = tuple[str, int]  # topic id, partition
 

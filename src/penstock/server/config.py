@@ -1,4 +1,4 @@
-"""What a node can be told, checked once. Owns names, defaults and bounds; reads no file."""
+"""Settings of a node, checked once. Owns names, defaults and bounds; reads no file."""
 
 from __future__ import annotations
 
@@ -170,11 +170,12 @@ class NodeConfig:
     one is in node.json and in the log). None: nowhere, and there is no gateway process."""
 
     insecure: bool = False
-    """Listen beyond this host without keys all the same: whoever reaches the port may do
-    everything, and everybody on the way can read it. Else only loopback is listened at without."""
+    """Listen beyond this host without keys all the same: everybody who reaches the port may
+    do everything, and everybody on the way can read it. Else only loopback is listened at without
+    keys."""
 
     connections_max: int = 1000
-    """Most connections of remote clients. What they attach counts for `clients_max` too."""
+    """Most connections of remote clients. Clients that they attach count for `clients_max` too."""
 
     client_window: int = 4 << 20
     """Bytes of batches without an answer that a remote producer may have under way to each writer;
@@ -207,8 +208,8 @@ class NodeConfig:
     for any free one (the log says which). None: nowhere."""
 
     metrics_public: bool = False
-    """Lets `metrics` be an address that other hosts reach. Whoever reaches it reads names of
-    topics, groups and processes there, without a password."""
+    """Lets `metrics` be an address that other hosts reach. Everybody who reaches it reads
+    names of topics, groups and processes there, without a password."""
 
     node_id: int | None = None
     """The number of this broker in its cluster, 1 to 65535, another one for each. None: the node is
@@ -232,7 +233,7 @@ class NodeConfig:
     port: behind a proxy, or with `listen` at all addresses (0.0.0.0)."""
 
     rack: str = ""
-    """Where this broker stands: replicas of a partition are put into different racks if there are
+    """The rack of this broker: replicas of a partition are put into different racks if there are
     enough."""
 
     cluster_key: str | None = None
@@ -324,8 +325,8 @@ class NodeConfig:
 
 
 def put_in_place(config: NodeConfig, checked: NodeConfig, names: Iterable[str]) -> None:
-    """Let these settings of `config` be those of `checked`. Whoever reads them at each use has them
-    from now on; whatever was made of the old ones stays (`node.live_settings`)."""
+    """Gives these settings of `config` the values in `checked`. Code that reads them at each use
+    has them from now on; things made of the old values stay (`node.live_settings`)."""
     for name in names:
         object.__setattr__(config, name, getattr(checked, name))
 

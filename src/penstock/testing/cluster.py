@@ -223,8 +223,8 @@ class Cluster(Served):
         return number
 
     def ailing(self) -> list[str]:
-        """What is not as it should be: brokers that are not up, partitions without a leader or with
-        replicas out of sync. Empty: all is well."""
+        """Returns faults: brokers that are not up, partitions without a leader or with replicas out
+        of sync. Empty: all is well."""
         for each in self.running:
             with contextlib.suppress(PenstockError):
                 with each.connect(timeout=ASK_TIMEOUT) as client:

@@ -45,7 +45,7 @@ class Housed:
         self._node: EmbeddedNode | None = None
         where = tempfile.gettempdir() if parent is None else parent
         self.folder = Path(where, PREFIX + secrets.token_hex(6)).resolve()
-        """What is removed in the end: the data folder, and the node's log."""
+        """The folder that is removed in the end: it has the data folder and the node's log."""
         reaper.guard(os.fspath(self.folder))
         try:
             self.folder.mkdir(mode=0o700)

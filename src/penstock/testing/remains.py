@@ -31,7 +31,7 @@ def end_processes(folder: str, timeout: float = GONE_WITHIN) -> bool:
 
 
 def remove(folder: str) -> None:
-    """Removes all of it. What is not there is no error."""
+    """Removes all of it. A missing folder is no error."""
     from penstock.ipc.ownership import unlink_own
 
     end_processes(folder)

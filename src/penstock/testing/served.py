@@ -1,4 +1,4 @@
-"""What tests ask of anything that serves topics: a client of it, and a topic in a line."""
+"""Helpers for tests of anything that serves topics: a client of it, and a topic in a line."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Served:
     """How `url` and `connect` reach it."""
 
     def _serve(self, partitions: int, durability: Durability, transport: Transport) -> None:
-        """What topics get that are made without saying."""
+        """Sets the transport, and the settings of topics that are made without their own."""
         if durability not in ("os", "interval", "fsync"):
             raise ConfigError(f"durability={durability!r} must be 'os', 'interval' or 'fsync'")
         self.transport = transport

@@ -1,13 +1,13 @@
-"""What a coordinator needs of its cluster, and what brokers say to each other for it.
+"""The cluster as a coordinator needs it, and the messages between brokers for it.
 
     coordinator's broker                          broker that leads the partition
     ControlRequest(batches) ──── control link ──► its own lanes ─► writer ─► replicated
                acks ◄──────────────────────────── each answered once that is committed
 
-                          ◄──── control link ──── Suspects(what stands open for long, of whom?)
+                          ◄──── control link ──── Suspects(what is open for long, of whom?)
 
 A control batch that is sent twice, or late, changes nothing: the log knows it by producer epoch and
-coordinator epoch. So a request without an answer is simply sent again, to whoever leads by then.
+coordinator epoch. So a request without an answer is simply sent again, to the present leader.
 Owns these messages and their bounds. Sends nothing.
 """
 
@@ -45,7 +45,7 @@ class CoordinatorCluster(Protocol):
         there."""
 
     def leader_of(self, page: int) -> int | None:
-        """Who leads the partition of this page, as far as is known; None while nobody does."""
+        """Returns the known leader of this page's partition; None while there is none."""
 
     async def coordinator_epoch(self) -> int:
         """A number that no coordinator of the cluster had before. Raises `PenstockError`."""
@@ -64,7 +64,7 @@ class ControlBatch(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ControlAck(msgspec.Struct, frozen=True, array_like=True):
-    """What the log said of a batch: as `ipc.lane.Ack`; `durable` is where the log is synced to."""
+    """The log's answer to a batch, as `ipc.lane.Ack`. `durable`: the offset it is synced up to."""
 
     error: int
     base_offset: int = -1
@@ -73,7 +73,7 @@ class ControlAck(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ControlRequest(msgspec.Struct, frozen=True, array_like=True, tag="control"):
-    """`wait`: seconds after which what is not committed yet is answered `STORAGE_FULL`: not now."""
+    """`wait`: seconds after which a batch that is not committed yet gets `NOT_LEADER`: not now."""
 
     batches: list[ControlBatch]
     wait: float
@@ -89,7 +89,7 @@ class Suspect(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Suspects(msgspec.Struct, frozen=True, array_like=True, tag="suspects"):
-    """Of partitions that the sender leads. What the coordinator does not know, it has aborted."""
+    """Open transactions in the sender's partitions. The coordinator has unknown ones aborted."""
 
     suspects: list[Suspect]
 

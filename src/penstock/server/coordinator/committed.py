@@ -57,7 +57,7 @@ class CommittedAnswers:
         supervisor.post_running(ms.AddClient(self._index), bell)
 
     def orders(self) -> Iterator[Order]:
-        """What a fresh writer must know, to ring."""
+        """Yields the orders that a new writer needs to ring."""
         yield ms.AddClient(self._index), self._bell
 
     def watch(self, page: int) -> None:

@@ -117,7 +117,7 @@ class ToLeaders:
 
     # --- to other brokers ---
     def _deliver_all(self) -> None:
-        """What came in one turn of the loop is one request for each broker."""
+        """Sends the batches of one turn of the loop: in requests of bounded size to each broker."""
         self._turn = False
         if self._is_closed:
             return
@@ -161,7 +161,7 @@ class ToLeaders:
             answered(Ack(0, -1, 0, int(ErrorCode.NOT_LEADER), 0))
 
     def close(self) -> None:
-        """Nobody is told anything more. What is under way may still be appended."""
+        """Answers nobody any more. Batches under way may still be appended."""
         self._is_closed = True
         self._waiting.clear()
         for tasks in self._under_way.values():

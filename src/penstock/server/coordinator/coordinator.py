@@ -79,12 +79,12 @@ _ASKS_AFTER: Final = (
     sharing.BuryRecords, sharing.SeekShare, sharing.PauseShare, sharing.ResumeShare,
     sharing.DescribeShare,
 )  # fmt: skip
-"""What need not make the topic: without it, the answer is that nothing is there."""
+"""Requests that do not make the topic: without it, the answer is that nothing is there."""
 _OF_MEMBERS: Final = (
     co.SyncGroup, co.LeaveGroup, co.CommitOffsets, co.ClaimOffsets, sharing.AcquireRecords,
     sharing.BuryRecords,
 )  # fmt: skip
-"""Who asks one of these was answered by a coordinator before."""
+"""Requests of clients that a coordinator has answered before."""
 
 
 class Coordinator:
@@ -127,7 +127,7 @@ class Coordinator:
         clock.begin(folder.clock.now_us() / 1e6)
         clock.moved = self._clock_moved
         self._life: Life | None = None
-        """What serves now."""
+        """The life that serves now."""
         self._attempt: asyncio.Future[None] = self._loop.create_future()
         self._loading: asyncio.Task[None] | None = None
         self._complaint = ""
@@ -157,9 +157,9 @@ class Coordinator:
 
     # --- of a broker ---
     def role_changed(self, leads: bool, leader_epoch: int) -> None:
-        """What the cluster says of the log's partition: whether this broker leads it, and in which
-        leader epoch. Said as often as anybody likes; before topics that are gone by then, and
-        after those that are new."""
+        """Takes the leader state of the log's partition: whether this broker leads it, and in which
+        leader epoch. Repeated calls are allowed. The broker calls it before it reports deleted
+        topics, and after it reports new ones."""
         epoch = leader_epoch if leads else None
         if epoch == self._leads_in or self._stopping:
             return
@@ -207,7 +207,7 @@ class Coordinator:
             await self._cluster.send_control(leader, request, self._config.coordinator_timeout)
 
     def orders_for(self, writer: int) -> Iterator[Order]:
-        """What a fresh writer must know."""
+        """Yields the orders that a new writer needs."""
         yield from self._opening.orders()
         yield from self._port.orders()
 
@@ -220,8 +220,8 @@ class Coordinator:
     async def _not_here(
         self, client: Client, request: co.Request | sharing.Request
     ) -> ms.NodeMessage | None:
-        """The answer of a broker that does not lead; None if it does by now. Who is the first to
-        ask has the topic made."""
+        """The answer of a broker that does not lead; None if it does by now. The first request
+        makes the topic."""
         if not self._topics.has(TOPIC) and not isinstance(request, _OF_MEMBERS):
             if isinstance(request, _ASKS_AFTER):
                 return self._nothing(client, request)
@@ -473,8 +473,8 @@ class Coordinator:
         )
 
     def _begin_life(self, life: Life) -> None:
-        """What the world did meanwhile: topics, and members. Connected ones go on, living ones may
-        join again, dead ones are fenced at once."""
+        """Takes in changes of topics and members since the last life. Connected members go on,
+        living ones may join again, dead ones are fenced at once."""
         self._learn_topics(life)
         groups = life.machines.groups
 

@@ -58,7 +58,7 @@ class Machines(NamedTuple):
         return min((each for each in found if each is not None), default=None)
 
     def doubt(self, seconds: float) -> None:
-        """What expires waits for so much longer than the clock says."""
+        """Delays every expiry by so many seconds beyond the time of the clock."""
         self.groups.doubt = self.transactions.doubt = seconds
 
 
@@ -144,7 +144,7 @@ class Life:
         return decision
 
     def _return_leases(self) -> None:
-        """What members of share groups had that are dropped now goes to others."""
+        """Gives the leases of dropped share group members to others."""
         groups, shares = self.machines.groups, self.machines.shares
         for group, member_id in groups.take_gone():
             if group not in shares.names():
@@ -162,7 +162,7 @@ class Life:
         )
 
     def look_at_shares(self, topics: Collection[bytes]) -> None:
-        """What share groups have of members, groups and topics that are not there any more."""
+        """Drops the share state of members, groups and topics that are not there any more."""
         groups, shares = self.machines.groups, self.machines.shares
         groups.take_gone()
         for group in [name for name in shares.names() if name not in groups.names()]:
@@ -173,7 +173,7 @@ class Life:
         self.forget_topics(topics)
 
     def forget_topics(self, there: Collection[bytes]) -> None:
-        """Drop what share groups have of topics that are gone."""
+        """Drops what share groups have of topics that are gone."""
         shares = self.machines.shares
         for group, place in list(shares.forget_topics(there)):
             self._in_parts(partial(shares.drop, group, place))

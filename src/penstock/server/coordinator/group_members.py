@@ -1,4 +1,4 @@
-"""Which process, session and client slot stands behind each member of a group.
+"""The process, session and client slot of each member of a group.
 
     joined ── Bye ──────────────► left
       │  └─── connection ended ─► disconnected: its session timeout runs; it joins again in time
@@ -7,8 +7,8 @@
 
 Remote members have no process here: only the end of their connection is seen.
 
-Owns pidfds of its own, one a process, since a member may be without a connection. What follows from
-each event is decided elsewhere. No timer runs while there are no members.
+Owns pidfds of its own, one a process, since a member may be without a connection. Decides nothing
+about the consequences of an event. No timer runs while there are no members.
 """
 
 from __future__ import annotations
@@ -216,8 +216,8 @@ class WatchedMembers:
 
     # --- notices ---
     def notify(self, member_ids: Iterable[str]) -> None:
-        """Tell these members that their assignment changed. Who has no slot asks when it is
-        back."""
+        """Tells these members that their assignment changed. A member without a slot asks when it
+        is back."""
         for member_id in member_ids:
             member = self._members.get(member_id)
             client = None if member is None else member.client
@@ -228,7 +228,7 @@ class WatchedMembers:
             self.notices += 1
 
     def notice_of(self, client: Client) -> int:
-        """What stands in the notice word of that client's slot."""
+        """Returns the notice word of that client's slot; 0 without one."""
         return 0 if client.slot == NO_SLOT else ClientSlot(self._table, client.slot).notice
 
     def slot_of(self, member_id: str) -> int:

@@ -1,7 +1,7 @@
-"""What clients ask of groups, as calls of the group machine, and its answers as messages.
+"""Requests about groups, as calls of the group machine, and its answers as messages.
 
-Each request is made into a `RequestPlan`: what the machine is to decide, and how its answer is
-said. A plan is carried out elsewhere. Owns the translation and the bounds of lists; decides
+Each request becomes a `RequestPlan`: the decision to ask of the machine, and the form of its
+answer. A plan is carried out elsewhere. Owns the translation and the bounds of lists; decides
 nothing.
 """
 

@@ -1,9 +1,9 @@
 """The coordinator as a producer of its own node: a lane to each writer, one doorbell for answers.
 
-What finds no room in a lane waits here, in order. Writers are woken once a turn of the event loop,
-however much was sent in it. Owns lanes and which answer belongs to what was sent; never looks into
-a batch. A writer's death is not seen here: the lane outlives it, and answers only come later.
-In a cluster an answer waits until what it tells of is committed.
+A batch without room in its lane waits here, in order. Writers are woken once a turn of the event
+loop, however much was sent in it. Owns the lanes, and knows which answer belongs to which batch;
+never looks into a batch. A writer's death is not seen here: the lane outlives it, and answers only
+come later. In a cluster an answer waits until what it tells of is committed.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ logger = logging.getLogger("penstock.coordinator")
 
 QUEUED_MAX: Final = 10_000
 QUEUED_BYTES_MAX: Final = 16 << 20
-"""What waits for room in the lanes, at most; beyond that requests are refused."""
+"""Most bytes that wait for room in the lanes; beyond that requests are refused."""
 
 Answered = Callable[[Ack], None]
 

@@ -4,12 +4,12 @@
        ▲                  │ refused for now (offline, restarting): sent again in a while
        └── at a start, what the log says is unmarked
 
-In a cluster they go to whoever leads the partition (`control_batches`), written is committed, and a
-leader that is not known, or not one any more, is a refusal for now.
+In a cluster they go to the leader of the partition (`control_batches`), and written is committed. A
+leader that is unknown, or not one any more, is a refusal for now.
 
 Nobody waits for more than `written`; `unsynced_markers` says why a record of it has to.
 
-What misses a marker follows from the machine's state, so this goes on over deaths of writers and
+The machine's state tells which markers are missing. So this goes on over deaths of writers and
 restarts of the node until all is marked. Partitions of deleted topics count as marked. Owns who
 waits for markers. Decides nothing.
 """
@@ -238,7 +238,7 @@ class Markers:
         self.look()
 
     def _note(self, producer_id: int, epoch: int, place: Place) -> None:
-        """It is marked there. What comes in one turn is one decision."""
+        """Notes that it is marked there. All notes of one turn become one decision."""
         self._soon()
         self._done.setdefault((producer_id, epoch), set()).add(place)
 
@@ -327,7 +327,7 @@ class Markers:
         self._send(ControlType.BEGIN, page, place, producer_id, epoch, answered)
 
     def _begin_again(self, begin: Missing, answer: asyncio.Future[None], delay: float) -> None:
-        """By whoever leads that partition now; for as long as somebody waits for it."""
+        """Sends BEGIN again, to the present leader, for as long as somebody waits for it."""
         if answer.done():
             return
         producer_id, epoch, place = begin
@@ -380,7 +380,7 @@ class Markers:
                 waiter.set_result(None)
 
     def close(self, failure: PenstockError) -> None:
-        """This life of the machine is over: whoever waits is told so."""
+        """Ends this life of the machine: everybody who waits gets the failure."""
         self._failure = failure
         self._carriage.close()
         self._unsynced.close()

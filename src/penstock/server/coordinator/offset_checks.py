@@ -1,4 +1,4 @@
-"""What is looked at before a group keeps offsets that a client names.
+"""Checks of offsets that a client names, before a group keeps them.
 
 The member belongs to the client's principal, which may read each topic, and no offset of a remote
 client lies beyond the end of its log: such a group passes over records that are still to come.
@@ -43,7 +43,8 @@ class OffsetChecks:
         or OffsetOutOfRangeError.
 
         A topic that the client may not read, or that is not there, gets an id that no topic has:
-        both are answered as what the member does not own. What it does own it is told about."""
+        the answer to both is that the member does not own it. A member that does own it gets
+        AccessDeniedError if it may not read it."""
         groups.member_of(group, member_id, client.permits.acts_for)
         denied: dict[bytes, PenstockError | None] = {}
         found = []

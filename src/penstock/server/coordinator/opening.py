@@ -108,7 +108,7 @@ class CoordinatorOpening:
         )
 
     async def open(self, topic: ms.TopicInfo) -> OpenedLog:
-        """A new epoch: the fence, and the replay of what stands below it."""
+        """Opens a new epoch: appends the fence, and replays the log below it."""
         begun = time.monotonic()
         state = self._tables.page(topic.pages[0])
         if self._cluster is None:
@@ -183,7 +183,7 @@ class CoordinatorOpening:
         return self.journal is not None and self.journal.is_waited
 
     def orders(self) -> Iterator[Order]:
-        """What a fresh writer must know."""
+        """Yields the orders that a new writer needs."""
         if self.mailbox is not None and self.mailbox.committed is not None:
             yield from self.mailbox.committed.orders()
 
@@ -202,6 +202,8 @@ class CoordinatorOpening:
 
 
 def producer_id_of(topic_id: bytes) -> int:
-    """What the coordinators of a cluster write under, one after the other, each with an epoch of
-    its own: as a node's (`lo.is_coordinators`), but of the topic, which all brokers know."""
+    """Returns the producer id of a cluster's coordinators, each of which has its own epoch.
+
+    It has the form of a node's (`lo.is_coordinators`), but comes from the topic's id, which all
+    brokers know."""
     return int.from_bytes(topic_id[:3], "big") << lo.PRODUCER_COUNTER_BITS

@@ -1,11 +1,11 @@
-"""Finds transactions that stand open in a partition and are nobody's, and has them aborted.
+"""Finds open transactions in a partition that are nobody's, and has them aborted.
 
 The coordinator notes where a transaction writes before it is begun there, but not on the device: a
 power cut can take the note and leave the BEGIN. Such a transaction would hold its partition's last
 stable offset back for ever. State pages tell of the oldest that is open. Owns the look at them.
 
-In a cluster each broker sees the pages of what it leads, and the coordinator's broker is told by
-the others what has been open there for a while (`Suspecting`).
+In a cluster each broker sees the pages of partitions that it leads. It tells the coordinator's
+broker of transactions that have been open there for a while (`Suspecting`).
 """
 
 from __future__ import annotations

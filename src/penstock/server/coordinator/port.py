@@ -1,9 +1,10 @@
-"""What a broker does for the coordinator of its cluster, wherever that runs.
+"""The part of a broker that works for its cluster's coordinator, wherever that runs.
 
 It puts control batches that came over the control link into lanes of its own, and answers each once
-it is committed (and, where asked, synced). What takes longer than the request waits is answered as
+it is committed (and, where asked, synced). A batch that takes longer than the request waits gets
 NOT_LEADER; asked again, it is waited for once more and not sent a second time. Owns these lanes and
-what is pending. Trusts nothing of a request but that a broker sent it: only control batches pass.
+the pending batches. Trusts nothing of a request but that a broker sent it: only control batches
+pass.
 """
 
 from __future__ import annotations
@@ -123,7 +124,7 @@ class ControlPort:
             self._tell(key, ControlAck(int(ErrorCode.NOT_LEADER)))
 
     def orders(self) -> Iterator[Order]:
-        """What a fresh writer must know, to ring."""
+        """Yields the orders that a new writer needs to ring."""
         if self._mailbox is not None and self._mailbox.committed is not None:
             yield from self._mailbox.committed.orders()
 

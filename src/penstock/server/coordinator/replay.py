@@ -1,7 +1,7 @@
 """Opening a coordinator epoch: the fence is appended, then the log is replayed up to it.
 
-Once the fence is in the log, nothing of an earlier epoch can get in behind it; so what stands below
-it is everything that was ever decided (rule 17). Reading and decoding happen in a thread, replaying
+Once the fence is in the log, nothing of an earlier epoch can get in behind it. So the log below it
+has everything that was ever decided (rule 17). Reading and decoding happen in a thread, replaying
 on the loop in bounded steps. Owns that order. Keeps no state.
 """
 
@@ -23,7 +23,7 @@ from penstock.ipc.state import StatePage
 from penstock.server.coordinator.decision_log import Journal
 
 STEP_BYTES: Final = 64 << 10
-"""What is replayed between two looks at everything else."""
+"""Bytes that are replayed before the loop does other work."""
 LOOK_AGAIN: Final = 0.01
 STUCK_AFTER: Final = 10.0
 """Seconds without any progress in reading what is known to be there."""

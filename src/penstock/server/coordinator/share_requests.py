@@ -1,4 +1,4 @@
-"""What workers of share groups ask, as calls of the machine of all share groups.
+"""Requests of share group workers, as calls of the machine of all share groups.
 
 A request is a row of decisions, each appended as it is taken; the answer waits for the last of
 them. Owns the translation, and what a member may name; decides nothing.
@@ -137,7 +137,7 @@ class ShareRequests:
     def _answered(
         self, client: Client, name: str, member_id: str, answer: sharing.LeaseAnswer
     ) -> sh.Runs:
-        """What of it was stale."""
+        """Applies an answer; returns the runs that were stale."""
         place = self._allowed(client, answer.topic_id, answer.partition)
         lease, shares = answer.lease, self._shares
         share = shares.share(name, place)

@@ -1,4 +1,4 @@
-"""What clients ask of transactions: decided by the machine, then carried into the partitions.
+"""Requests about transactions: the machine decides them, then the partitions get the markers.
 
 | request | decided | before it is answered |
 |---|---|---|
@@ -9,7 +9,7 @@
 | EndStages | abort of those that are open; durable | |
 | CommitTransaction | which stages count; durable | marked, or `MARKED_WITHIN` |
 
-Owns that order. Everything here can be asked again: what was decided first is answered again.
+Owns that order. A client may repeat every request: the answer is that of the first decision.
 """
 
 from __future__ import annotations
@@ -262,7 +262,7 @@ class TransactionRequests:
         await self._markers.until(condition, min(MARKED_WITHIN, self._left))
 
     async def _listed(self, client: Client, request: co.ListTransactions) -> co.Transactions:
-        """Who sees few ids among many of others is a long look, which others do not wait for."""
+        """A client that sees few ids among many needs a long look. Others do not wait for it."""
         now, names = self._now(), self._names
         infos: list[co.TransactionInfo] = []
         async with self._turns.of(str(client.permits)) as turn:

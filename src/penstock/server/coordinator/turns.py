@@ -1,8 +1,8 @@
 """Work on the node's loop that may take long for one principal: in slices, with pauses between.
 
-What a principal asks for costs by what all others have, too: names to be matched with a pattern,
-ids that it may not see. Others have their turn in the pauses, and requests of one principal wait
-for each other, however many connections it has. Owns the slices; knows nothing of the work.
+The cost of a principal's request also depends on what others have: names that a pattern is matched
+with, ids that it may not see. Others have their turn in the pauses, and requests of one principal
+wait for each other, however many connections it has. Owns the slices; knows nothing of the work.
 """
 
 from __future__ import annotations

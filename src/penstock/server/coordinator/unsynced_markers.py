@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 from penstock.core.control import ControlType
 
 EVERY: Final = 0.25
-"""Seconds between two looks. Who is there at the second one is asked for a sync."""
+"""Seconds between two looks. A log with a marker at both of them is asked for a sync."""
 MARKERS_MAX: Final = 8
 """Markers of one partition that wait until a sync is asked for at once."""
 OF_PRODUCER_MAX: Final = 4

@@ -11,8 +11,8 @@ value; where several are equal, the n-th of a partition in the ledger is the n-t
 | misplaced  | acknowledged with an offset at which it is not                                     |
 | phantom    | in the log, and in no ledger, or there as one that was certainly not written       |
 
-A send that failed may be in the log or not, unless the error says that it is not. What retention or
-a trim took (acknowledged below the log's start) is counted as expired and not judged.
+A send that failed may be in the log or not, unless the error says that it is not. Records that
+retention or a trim took (acknowledged below the log's start) count as expired and are not judged.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ back from readers until then."""
 WHOLE: Final = 1 << 40
 """No file is larger: it is read by one task, in its order."""
 QUOTE: Final = '"'
-"""Stands for itself if it is doubled, as in RFC 4180."""
+"""A doubled one means the character itself, as in RFC 4180."""
 CSV_OUT: Final = {
     "escape": QUOTE, "ignoreLeadingWhiteSpace": "false", "ignoreTrailingWhiteSpace": "false",
 }  # fmt: skip
