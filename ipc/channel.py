@@ -113,13 +113,13 @@ class Channel:
         return PeerCredentials._make(_UCRED.unpack(credentials))
 
     def send_nowait(self, obj: msgspec.Struct, fds: Sequence[int] = ()) -> None:
-        """Send one message whole; BlockingIOError while the peer's buffer is full."""
+        """Sends one message whole; BlockingIOError while the peer's buffer is full."""
         self._send(_encode(obj, fds), fds)
 
     def send(
         self, obj: msgspec.Struct, fds: Sequence[int] = (), timeout: float = SEND_TIMEOUT
     ) -> None:
-        """Send one message whole. The descriptors stay the caller's; the peer gets duplicates.
+        """Sends one message whole. The descriptors stay the caller's; the peer gets duplicates.
 
         PenstockTimeout when the peer does not read for `timeout` seconds (nothing was sent then),
         NotConnectedError when it is gone.
@@ -268,7 +268,7 @@ def _received_fds(ancillary: list[tuple[int, int, bytes]]) -> list[int]:
 
 
 def close_fds(fds: Sequence[int]) -> None:
-    """Close received descriptors that nobody wants."""
+    """Closes received descriptors that nobody wants."""
     for fd in fds:
         os.close(fd)
 
@@ -374,7 +374,7 @@ def _lock_folder(folder: str) -> int:
 
 
 def _remove_stale(path: str) -> None:
-    """Remove the socket file of a dead node: one to which connecting is refused, nothing else."""
+    """Removes the socket file of a dead node: one to which connecting is refused, nothing else."""
     try:
         mode = os.lstat(path).st_mode
     except FileNotFoundError:

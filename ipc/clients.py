@@ -15,7 +15,7 @@ from penstock.ipc.shm import Region
 
 
 def format_table(region: Region, slots: int = lo.CLIENTS_MAX) -> None:
-    """Make zeroed memory a client table; the magic last."""
+    """Makes zeroed memory a client table; the magic last."""
     packed = lo.CLIENT_HEADER.pack(0, lo.LAYOUT_VERSION, lo.CLIENT_SLOT_BYTES, slots)
     region.bytes[8 : len(packed)] = packed[8:]
     region.q[0] = lo.CLIENT_MAGIC
@@ -51,7 +51,7 @@ class ClientSlot:
 
     # --- node ---
     def assign(self, pid: int, start_time: int, kind: int) -> None:
-        """Give a cleared slot to a client."""
+        """Gives a cleared slot to a client."""
         start = self._base * 8
         self._bytes[start : start + lo.CLIENT_SLOT_BYTES] = bytes(lo.CLIENT_SLOT_BYTES)
         self._q[self._base + lo.Q_CLIENT_PID] = pid
@@ -64,7 +64,7 @@ class ClientSlot:
         self._q[self._base + lo.Q_CLIENT_IN_USE] = 0
 
     def give_notice(self) -> int:
-        """Tell the client that the coordinator has something to say, such as another assignment;
+        """Tells the client that the coordinator has something to say, such as another assignment;
         its doorbell is rung after this."""
         self._q[self._base + lo.Q_CLIENT_NOTICE] += 1
         return self.notice
@@ -91,7 +91,7 @@ class ClientSlot:
         self._q[self._base + lo.Q_CLIENT_SLEEPING] = ticket
 
     def watch(self, pages: Iterable[int]) -> None:
-        """Ask to be woken for exactly these pages."""
+        """Asks to be woken for exactly these pages."""
         bits = bytearray(lo.PAGES_MAX // 8)
         for page in pages:
             bits[page >> 3] |= 1 << (page & 7)

@@ -101,7 +101,7 @@ class Doorbell:
         return self._fd
 
     def ring(self) -> None:
-        """Make it readable. Rings that nobody has cleared yet add up to one."""
+        """Makes it readable. Rings that nobody has cleared yet add up to one."""
         try:
             os.eventfd_write(self._fd, 1)
         except BlockingIOError:  # the counter is full, so it rings already
@@ -120,7 +120,7 @@ class Doorbell:
         return True
 
     def watch(self, fd: int) -> None:
-        """Let `wait` end for this descriptor too (a pidfd, a channel); it stays the caller's."""
+        """Lets `wait` end for this descriptor too (a pidfd, a channel); it stays the caller's."""
         self._poll.register(fd, select.POLLIN)
 
     def unwatch(self, fd: int) -> None:
@@ -128,7 +128,7 @@ class Doorbell:
         self._poll.unregister(fd)
 
     def wait(self, timeout: float | None, *, clear: bool = True) -> bool:
-        """Wait up to `timeout` seconds (None: without bound); False when that ran out.
+        """Waits up to `timeout` seconds (None: without bound); False when that ran out.
 
         True: it was rung, and is cleared already, or a watched descriptor is in `ready`. Without
         `clear` the caller clears it before its next ticket: what came is taken a call earlier.

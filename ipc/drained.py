@@ -85,7 +85,7 @@ class DrainedLane:
 
 
 def wake_producers(lanes: Iterable[DrainedLane]) -> None:
-    """Ring those that sleep, once a sleep, for what was published before."""
+    """Rings those that sleep, once a sleep, for what was published before."""
     fence()
     for lane in lanes:
         if lane.doorbell is not None:

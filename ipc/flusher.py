@@ -38,13 +38,13 @@ class Flusher:
         return page in self._pages
 
     def submit(self, page: int, job: SyncJob) -> None:
-        """Run a job of a page, which has no other one under way."""
+        """Runs a job of a page, which has no other one under way."""
         self._start()
         self._pages.add(page)
         self._jobs.put((page, job))
 
     def begin(self, writeback: Writeback) -> None:
-        """Run it when its turn comes, unless too much waits: its sync does it then."""
+        """Runs it when its turn comes, unless too much waits: its sync does it then."""
         self._start()
         if self._jobs.qsize() < QUEUED_MAX:
             self._jobs.put(writeback)
@@ -74,7 +74,7 @@ class Flusher:
             self._doorbell.ring()
 
     def stop(self, timeout: float) -> bool:
-        """Let the queued jobs end; False if they did not within `timeout` seconds."""
+        """Lets the queued jobs end; False if they did not within `timeout` seconds."""
         if self._thread is None:
             return True
         self._jobs.put(None)

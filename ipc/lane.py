@@ -73,7 +73,7 @@ class Frame(NamedTuple):
 
 
 def format_lane(region: Region, identity: LaneIdentity) -> None:
-    """Make zeroed memory a lane; the magic is written last, so a half-made lane is none."""
+    """Makes zeroed memory a lane; the magic is written last, so a half-made lane is none."""
     view = region.bytes
     view[lo.LANE_VERSION_AT : lo.LANE_VERSION_AT + 8] = lo.LANE_VERSION_WRITER.pack(
         lo.LAYOUT_VERSION, identity.writer
@@ -174,7 +174,7 @@ class LaneSender:
         kind: int = lo.KIND_DATA,
         fetch_epoch: int = 0,
     ) -> int | None:
-        """Publish one batch of `length` bytes; its lane sequence, or None while there is no room.
+        """Publishes one batch of `length` bytes; its lane sequence, or None while there is no room.
 
         `pieces` are copied one after the other. The caller has checked `length` against
         `frame_max - FRAME_BYTES`. Other kinds than data are the replicator's. `fetch_epoch` counts

@@ -163,7 +163,7 @@ def is_dead(pidfd: int) -> bool:
 
 
 def wait_dead(pidfd: int, timeout: float | None) -> bool:
-    """Wait up to `timeout` seconds (None: without bound) for the end of that process."""
+    """Waits up to `timeout` seconds (None: without bound) for the end of that process."""
     poll = select.poll()
     poll.register(pidfd, select.POLLIN)
     for _, events in poll.poll(None if timeout is None else math.ceil(timeout * 1000)):

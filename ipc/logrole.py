@@ -221,7 +221,7 @@ class LogRole:
         logger.info("%s: there is room again, writing goes on", self.name)
 
     def _check_room(self) -> None:
-        """Refuse while what is left of the disk is to be kept. The node looks now and then; after
+        """Refuses while what is left of the disk is to be kept. The node looks now and then; after
         every `ROOM_BYTES` this does, too: a small disk could be full before the node looks."""
         disk = self._disk
         if not disk.is_stopped and self._has_room(disk.read().stop_below):

@@ -337,7 +337,7 @@ class RemoveClient(msgspec.Struct, frozen=True, tag="remove_client"):
 
 
 class TrimLog(msgspec.Struct, frozen=True, tag="trim_log"):
-    """Let the log of a page start at `before`; `LogCleaned` with the same ticket answers."""
+    """Lets the log of a page start at `before`; `LogCleaned` with the same ticket answers."""
 
     page: int
     ticket: int

@@ -176,7 +176,7 @@ class Ownership:
             raise
 
     def give_up(self) -> None:
-        """Take its name away, where nothing else is left that it could own."""
+        """Takes its name away, where nothing else is left that it could own."""
         if shm.listing(shm.object_name(self.owner, "x").removesuffix("x")) == [self._name]:
             shm.unlink(self._name)
 

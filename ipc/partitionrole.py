@@ -64,7 +64,7 @@ class PartitionRole(Protocol):
         """A bounded step of making lost indexes of closed segments again."""
 
     def finish_sync(self, job: SyncJob) -> bool:
-        """Publish what a finished job made durable. True if `durable` moved."""
+        """Publishes what a finished job made durable. True if `durable` moved."""
 
     def request_sync(self) -> None:
         """A producer waits for stable storage: the next `tick` gives a job."""
@@ -76,7 +76,7 @@ class PartitionRole(Protocol):
         a sync is in the way."""
 
     def swap(self, prepared: Prepared, records: int, now_us: int) -> Freed:
-        """Put a cleaned segment in its place, which lacks `records` of its sources. Raises as
+        """Puts a cleaned segment in its place, which lacks `records` of its sources. Raises as
         `trim`."""
 
     def close(self, *, clean: bool) -> None: ...

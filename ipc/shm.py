@@ -138,7 +138,7 @@ def _open(name: str, flags: int, *, read_only: bool) -> int:
 
 
 def unlink(name: str) -> bool:
-    """Take the name away; mappings stay valid. False when it was gone already."""
+    """Takes the name away; mappings stay valid. False when it was gone already."""
     try:
         posix_ipc.unlink_shared_memory(name)
     except posix_ipc.ExistentialError:
@@ -178,18 +178,18 @@ def _is_own(found: os.stat_result) -> bool:
 
 
 def rename(name: str, to: str) -> None:
-    """Give an object another name; mappings stay valid."""
+    """Gives an object another name; mappings stay valid."""
     os.rename(SHM_FOLDER + name, SHM_FOLDER + to)
 
 
 def unlink_all(owner: str) -> None:
-    """Take away the names of everything that a node had."""
+    """Takes away the names of everything that a node had."""
     for name in listing(object_name(owner, "x").removesuffix("x")):
         unlink(name)
 
 
 def map_fd(fd: int, size: int | None = None, writable: bool = True) -> mmap.mmap:
-    """Map `size` bytes (default: all) of `fd`, shared. The caller may close `fd` afterwards.
+    """Maps `size` bytes (default: all) of `fd`, shared. The caller may close `fd` afterwards.
 
     A size past the end is refused by ValueError here, because touching it later would be SIGBUS.
     """

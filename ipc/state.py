@@ -33,7 +33,7 @@ class PageIdentity(NamedTuple):
 
 
 def format_table(region: Region, node_uuid: bytes, pages: int = lo.PAGES_MAX) -> None:
-    """Make zeroed memory a state table; the magic last."""
+    """Makes zeroed memory a state table; the magic last."""
     packed = lo.STATE_HEADER.pack(0, lo.LAYOUT_VERSION, lo.PAGE_BYTES, pages, node_uuid)
     region.bytes[8 : len(packed)] = packed[8:]
     region.q[0] = lo.STATE_MAGIC

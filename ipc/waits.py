@@ -24,7 +24,7 @@ class HasDescriptor(Protocol):
 
 
 class Wait(NamedTuple):
-    """Wait until `on` is readable, for at most `seconds`; without `on` for that long."""
+    """Waits until `on` is readable, for at most `seconds`; without `on` for that long."""
 
     seconds: float
     on: HasDescriptor | None = None

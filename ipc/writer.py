@@ -183,7 +183,7 @@ class Writer:
     def _append(
         self, page: int, sent: list[tuple[DrainedLane, Frame]], answers: dict[int, AppendResult]
     ) -> None:
-        """Append one partition's frames; no answer for a frame means: not consumed, try later."""
+        """Appends one partition's frames; no answer for a frame means: not consumed, try later."""
         role = self._roles.get(page) or self._find(page)
         if role is None:
             away = self._absent.answer(page)
@@ -436,7 +436,7 @@ class Writer:
             self._finish_close(role, order)
 
     def _finish_close(self, role: PartitionRole | None, order: ms.ClosePartition) -> None:
-        """Let go of a partition, of which no sync is under way."""
+        """Lets go of a partition, of which no sync is under way."""
         if role is not None:
             role.close(clean=not order.delete)
         self._absent.closed(order.page, deleted=order.delete)

@@ -101,7 +101,7 @@ class GroupDraft:
 
     # --- assignment ---
     def place(self, topics: Topics, partitions_max: int) -> None:
-        """Decide again whom each partition of the subscribed topics is meant for."""
+        """Decides again whom each partition of the subscribed topics is meant for."""
         there = {topic_id for topic_id, _ in topics.values()}
         self.tables = {i: table for i, table in self.tables.items() if i in there}
         shares: dict[bytes, Shares] = {}

@@ -53,7 +53,7 @@ class Timers:
         return self._heap[0][0] if self._heap else None
 
     def due(self, now: float, keys_max: int) -> list[Key]:
-        """Take keys whose time has come, those first that came first."""
+        """Takes keys whose time has come, those first that came first."""
         found: list[Key] = []
         while self._heap and self._heap[0][0] <= now and len(found) < keys_max:
             key = heappop(self._heap)[1]

@@ -35,7 +35,7 @@ class Group:
 
     # --- the one mutator ---
     def replay(self, kind: str, rest: list[Any], value: bytes | None) -> None:
-        """Set the part that the key names; `rest` is the key after kind and group."""
+        """Sets the part that the key names; `rest` is the key after kind and group."""
         match kind:
             case records.OFFSET:
                 self._set_offset(rest[0], rest[1], value)

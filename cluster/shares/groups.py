@@ -552,7 +552,7 @@ class ShareGroups:
         return group
 
     def delete(self, name: str) -> Decision[bool]:
-        """Take the group away, a bounded part of it: whether there is more to take."""
+        """Takes the group away, a bounded part of it: whether there is more to take."""
         group = self._groups.get(name)
         if group is None:
             return Decision((), False)
@@ -570,7 +570,7 @@ class ShareGroups:
                     yield name, place
 
     def drop(self, name: str, place: Place) -> Decision[bool]:
-        """Take one partition of a group away, a bounded part of it: whether there is more."""
+        """Takes one partition of a group away, a bounded part of it: whether there is more."""
         share = self.share(name, place)
         records = share.tombstones(TOMBSTONES_MAX) if share is not None else []
         return Decision(tuple(records), len(records) == TOMBSTONES_MAX)

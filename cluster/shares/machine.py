@@ -430,7 +430,7 @@ class SharePartition:
     def _taken(
         self, now_us: int, lease: int, held: Runs, reason: str, state: int, deltas: list[rec.Delta]
     ) -> int:
-        """Take these from a member that gave no answer, by further deltas. How many of them are
+        """Takes these from a member that gave no answer, by further deltas. How many of them are
         condemned; the others have this state."""
         told, condemned, again = self._failed(now_us, lease, held, reason)
         deltas += told

@@ -265,7 +265,7 @@ class Cluster(Served):
         start_together(away)
 
     def advance(self, seconds: float) -> None:
-        """Move the clocks of all brokers' coordinators ahead; see `Broker.advance`."""
+        """Moves the clocks of all brokers' coordinators ahead; see `Broker.advance`."""
         for each in self.brokers:
             each.advance(seconds)
 

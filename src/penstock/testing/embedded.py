@@ -195,7 +195,7 @@ class EmbeddedNode:
             launched.close()
 
     def _ended(self) -> None:
-        """Drop all that is kept for a process that runs."""
+        """Drops all that is kept for a process that runs."""
         self._forget_launch()
         if self._clock is not None:
             self._clock.close()

@@ -135,7 +135,7 @@ class Housed:
         return time.monotonic() - begun
 
     def advance(self, seconds: float) -> None:
-        """Move the clock of its coordinator ahead, for good: what it times is due so much sooner.
+        """Moves the clock of its coordinator ahead, for good: what it times is due so much sooner.
         That is delays, backoffs and leases of share groups, sessions of members that are away,
         timeouts of transactions, offsets that expire. Other clocks stay: timestamps, retention.
 

@@ -37,7 +37,7 @@ def deliver(
     timeout: float = 10.0,
     **options: Any,
 ) -> list[HandledJob]:
-    """Call the handler for each record of the topic that a worker of the group can get now, as a
+    """Calls the handler for each record of the topic that a worker of the group can get now, as a
     worker does: done when it returns, failed when it raises, dead letters written. Each record is
     handed out once a call, also where its wait is over by then. `options`: of `share_consumer`.
 

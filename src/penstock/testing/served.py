@@ -41,7 +41,7 @@ class Served:
     def create_topic(
         self, name: str | None = None, *, partitions: int | None = None, **settings: Any
     ) -> str:
-        """Make a topic; its name, a fresh one if none is given.
+        """Makes a topic; its name, a fresh one if none is given.
 
         `settings` are the fields of `TopicConfig`; what is not said is as the broker was told.
         """

@@ -197,7 +197,7 @@ class Coordinator:
         return brokers.NOTHING
 
     async def _suspect(self, suspects: list[brokers.Suspect]) -> None:
-        """Tell the coordinator, where that is another broker."""
+        """Tells the coordinator, where that is another broker."""
         if self._cluster is None or self._leads_in is not None or not self._topics.has(TOPIC):
             return
         topic = await self._topics.ensure_internal(TOPIC, self._settings)
@@ -266,7 +266,7 @@ class Coordinator:
 
     # --- requests ---
     async def answer(self, client: Client, request: co.Request | sharing.Request) -> ms.NodeMessage:
-        """Decide what a client asks for; raises what refuses it, or `PenstockTimeout`."""
+        """Decides what a client asks for; raises what refuses it, or `PenstockTimeout`."""
         if self._cluster is not None:
             if self._leads_in is None and (told := await self._not_here(client, request)):
                 return told
@@ -537,7 +537,7 @@ class Coordinator:
         self._let_go(retire=True)
 
     def close(self) -> None:
-        """Let go of everything; lanes stay as they are for the next node."""
+        """Lets go of everything; lanes stay as they are for the next node."""
         self._stopping = True
         if self._loading is not None:
             self._loading.cancel()

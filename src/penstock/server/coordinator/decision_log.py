@@ -81,7 +81,7 @@ class Journal:
         durable: bool,
         then: Callable[[], None] | None = None,
     ) -> None:
-        """Send a decision on its way; `then` is called once it is acknowledged. Raises, with
+        """Sends a decision on its way; `then` is called once it is acknowledged. Raises, with
         nothing sent, where it can never be written."""
         self.check()
         image = self._encoded(records)
@@ -204,7 +204,7 @@ class Journal:
         return future
 
     def when_durable(self, call: Callable[[], None]) -> None:
-        """Call that once all that has to be on the device, of what was appended so far, is there.
+        """Calls that once all that has to be on the device, of what was appended so far, is there.
         Never, where this epoch ends before."""
         if self._synced >= self._last_sync:
             call()
@@ -218,7 +218,7 @@ class Journal:
 
     # --- the end ---
     def check(self) -> None:
-        """Raise why nothing goes on in this epoch, if so."""
+        """Raises why nothing goes on in this epoch, if so."""
         if self._is_lost():
             assert self._failure is not None
             raise self._failure

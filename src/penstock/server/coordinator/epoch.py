@@ -155,7 +155,7 @@ class Life:
                 self.take_away(group)
 
     def take_away(self, group: str) -> None:
-        """Drop all that is known of a share group, unless one of that name is made meanwhile."""
+        """Drops all that is known of a share group, unless one of that name is made meanwhile."""
         groups, shares = self.machines.groups, self.machines.shares
         self._in_parts(
             lambda: shares.delete(group) if group not in groups.names() else Decision((), False)

@@ -102,7 +102,7 @@ class WatchedMembers:
         self._enter(WatchedMember(group, member_id, self._process_of(client), client))
 
     def found(self, group: str, member_id: str, identity: ClientIdentity) -> WatchedMember | None:
-        """Take up a member that the log tells of; None when its process is gone."""
+        """Takes up a member that the log tells of; None when its process is gone."""
         known = self._members.get(member_id)
         if known is not None:
             return known
@@ -174,7 +174,7 @@ class WatchedMembers:
         return [member for member in self._members.values() if member.client is client]
 
     def keep_only(self, known: Iterable[str]) -> None:
-        """Forget members that the groups do not know any more."""
+        """Forgets members that the groups do not know any more."""
         for member_id in set(self._members).difference(known):
             self.left(member_id)
 
@@ -192,7 +192,7 @@ class WatchedMembers:
         return min(self._stall_timeout / LOOKS_A_STALL, LOOK_MAX)
 
     def _look(self) -> None:
-        """Find processes that have been stopped for too long. Runs only while there are any."""
+        """Finds processes that have been stopped for too long. Runs only while there are any."""
         self._timer = None
         now = time.monotonic()
         for process in list(self._processes.values()):
@@ -244,7 +244,7 @@ class WatchedMembers:
             self._forget(process)
 
     def close(self) -> None:
-        """Let go of every descriptor."""
+        """Lets go of every descriptor."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -120,7 +120,7 @@ class Mailbox:
 
     # --- out ---
     def check_room(self) -> None:
-        """Refuse while more waits than is good. Asked before something is decided."""
+        """Refuses while more waits than is good. Asked before something is decided."""
         if self.committed is not None and self.committed.count >= QUEUED_MAX:
             raise ResourceLimitError(
                 f"{self.committed.count} batches of the coordinator wait to be committed "
@@ -181,7 +181,7 @@ class Mailbox:
         return self._link(page % self._writers).sender.frame_max - lo.FRAME_BYTES
 
     def _ring(self, link: _Link) -> None:
-        """Wake that writer when this turn of the loop is over."""
+        """Wakes that writer when this turn of the loop is over."""
         if not self._unrung:
             self._loop.call_soon(self._wake)
         self._unrung.add(link)
@@ -238,7 +238,7 @@ class Mailbox:
         """There is no socket."""
 
     def _let_go(self) -> None:
-        """Forget all lanes. Those that still exist are found again by the next `send`."""
+        """Forgets all lanes. Those that still exist are found again by the next `send`."""
         for link in self._links.values():
             link.sender.detach()
         self._links.clear()
@@ -247,7 +247,7 @@ class Mailbox:
 
     # --- the end ---
     def close(self, *, retire: bool) -> None:
-        """Let go of everything. `retire`: the writers drain the lanes, which then go."""
+        """Lets go of everything. `retire`: the writers drain the lanes, which then go."""
         if self._client.pidfd < 0:
             return
         if self._belt is not None:

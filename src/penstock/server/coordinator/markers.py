@@ -198,7 +198,7 @@ class Markers:
             self._unsynced.look()
 
     def abort_hung(self, producer_id: int, epoch: int, place: Place) -> None:
-        """Abort what no decision knows of; asked again while it is still open."""
+        """Aborts what no decision knows of; asked again while it is still open."""
         page = self.page(place)
         if page is None:
             return
@@ -357,7 +357,7 @@ class Markers:
         )
 
     async def until(self, condition: Callable[[], bool], timeout: float) -> bool:
-        """Wait until markers make that true; False when time ran out."""
+        """Waits until markers make that true; False when time ran out."""
         deadline = time.monotonic() + timeout
         while not condition():
             if self._failure is not None:

@@ -69,7 +69,7 @@ class OffsetChecks:
         group: str,
         offsets: Sequence[gr.OffsetCommit | gr.Claim | gr.OffsetSeek],
     ) -> None:
-        """Raise OffsetOutOfRangeError for an offset beyond the end of its log."""
+        """Raises OffsetOutOfRangeError for an offset beyond the end of its log."""
         if client.remote is None:
             return
         for each in offsets:

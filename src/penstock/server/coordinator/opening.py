@@ -138,7 +138,7 @@ class CoordinatorOpening:
         return OpenedLog(machines, journal, self.mailbox)
 
     async def _until_led(self, state: StatePage) -> None:
-        """Wait until the writer leads in the epoch that the cluster told."""
+        """Waits until the writer leads in the epoch that the cluster told."""
         delay, until = LOOK_FIRST, time.monotonic() + LEADS_WITHIN
         while state.status not in LEADING or state.leader_epoch != self._leads_in():
             if time.monotonic() > until:
@@ -196,7 +196,7 @@ class CoordinatorOpening:
             self.mailbox.committed.watch_no_more()
 
     def close(self, *, retire: bool) -> None:
-        """Let go of the lanes, as `Mailbox.close`."""
+        """Lets go of the lanes, as `Mailbox.close`."""
         if self.mailbox is not None:
             self.mailbox.close(retire=retire)
 

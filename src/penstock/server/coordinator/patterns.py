@@ -19,7 +19,7 @@ PATTERN_SECONDS_MAX: Final = 0.25
 
 
 async def learn(turn: PrincipalTurn, pattern: str, names: Iterable[str]) -> None:
-    """Find out which of these topics the pattern matches. Raises ConfigError, and
+    """Finds out which of these topics the pattern matches. Raises ConfigError, and
     ResourceLimitError where that takes too long."""
     check_pattern(pattern)
     for name in list(names):

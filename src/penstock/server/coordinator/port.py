@@ -129,7 +129,7 @@ class ControlPort:
             yield from self._mailbox.committed.orders()
 
     def close(self, *, retire: bool) -> None:
-        """Let go of the lanes, as `Mailbox.close`."""
+        """Lets go of the lanes, as `Mailbox.close`."""
         if self._mailbox is not None:
             self._mailbox.close(retire=retire)
         for key in list(self._pending):

@@ -46,7 +46,7 @@ class Holders:
         self._dying.clear()
 
     def look(self) -> None:
-        """Abandon what can be abandoned."""
+        """Abandons what can be abandoned."""
         for process in list(self._dying):
             if self._grants.has_lanes_of(process):
                 continue

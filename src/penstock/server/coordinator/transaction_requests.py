@@ -258,7 +258,7 @@ class TransactionRequests:
         return {(each.producer_id, each.epoch) for each in self._transactions.unmarked()}
 
     async def _settled(self, condition: Callable[[], bool]) -> None:
-        """Wait a while for markers; it is decided all the same."""
+        """Waits a while for markers; it is decided all the same."""
         await self._markers.until(condition, min(MARKED_WITHIN, self._left))
 
     async def _listed(self, client: Client, request: co.ListTransactions) -> co.Transactions:
