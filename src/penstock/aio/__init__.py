@@ -6,8 +6,8 @@
         async for record in consumer:
             ...
 
-What has to wait is awaited; what does not is a plain call as in the blocking client. Reading and
-sending are that client's own: here is only how an event loop waits.
+Calls that wait are awaited; the others are plain calls as in the blocking client. Reading and
+sending are that client's own: this package only adds how an event loop waits.
 """
 
 from __future__ import annotations

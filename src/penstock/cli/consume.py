@@ -167,8 +167,10 @@ def _check_group_options(guarantee: Guarantee, partitions: list[int]) -> None:
 def _drain(
     env: Env, member: GroupConsumer, stopper: Stopper, render: Render, count: int | None
 ) -> int:
-    """Write what the group gives. What is written is flushed before more is asked for, since that
-    says it is done."""
+    """Writes the records that the group gives, and flushes them before it polls again.
+
+    The next poll says that they are done.
+    """
     written, quiet_since, code = 0, time.monotonic(), ExitCode.DONE
     while count is None or written < count:
         if stopper.requested:

@@ -155,7 +155,7 @@ class _Pool:
             logger.info("worker %d begins", pid)
 
     def _in_child(self, mask: Collection[int]) -> int:
-        """The status of a worker's process. What goes wrong is told by itself."""
+        """Runs a worker in its process and returns the status. The worker tells its own errors."""
         for number in SIGNALS:
             if signal.getsignal(number) is not signal.SIG_IGN:
                 signal.signal(number, signal.SIG_DFL)

@@ -36,7 +36,7 @@ class Retries:
         """Waits handed out since the last success."""
 
     def bound(self) -> float:
-        """What the next wait is at most, in seconds."""
+        """Returns the longest time that the next wait can take, in seconds."""
         return min(self._last, self._first * self._growth ** min(self.tries, _STEPS_MAX))
 
     def next(self) -> float:

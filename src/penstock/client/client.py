@@ -35,7 +35,7 @@ from penstock.ipc.waits import run
 
 
 class Client(Closing):
-    """A node's address and what was made from it. Closing the client closes all of that."""
+    """A node's address and the objects made from it. Closing the client closes all of them."""
 
     def __init__(
         self,

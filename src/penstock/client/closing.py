@@ -1,4 +1,4 @@
-"""What a `with` block leaves behind is closed, whatever it was left with."""
+"""Closes an object at the end of its `with` block, also after an exception."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What a fork must not share: clients register here, and a child gives up what its parent holds.
+"""Registers clients, so that a forked child gives up what its parent holds.
 
-One hook a process (`os.register_at_fork`), so that no call has to ask for its pid (rule 7).
+One hook per process (`os.register_at_fork`) spares each call to ask for its pid (rule 7).
 """
 
 from __future__ import annotations

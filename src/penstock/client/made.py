@@ -1,4 +1,7 @@
-"""What was made from a client and is still there, each with its number. Never closes anything."""
+"""Lists the objects that a client made and that still exist, each with a number.
+
+It never closes them.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from typing import Any
 
 
 class Made:
-    """See the module. For any thread."""
+    """Objects that a client made and that still exist. Any thread may use it."""
 
     def __init__(self) -> None:
         self._numbers = itertools.count()

@@ -1,4 +1,4 @@
-"""What clients and apps of this process count, for Prometheus.
+"""Gives Prometheus the counts of the clients and apps of this process.
 
     prometheus_client.REGISTRY.register(penstock.metrics.collector(client))
 
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     from penstock.client.client import Client
 
 GAUGES: Final = frozenset({"buffered_bytes"})
-"""What is told as it is now; everything else is counted."""
+"""Names of the values that are gauges; all other values are counters."""
 
 Sample = tuple[str, dict[str, str], float]
 
 
 class Collector:
-    """See the module. `prometheus_client` asks it by `collect`."""
+    """Prometheus collector of clients and apps. `prometheus_client` calls `collect`."""
 
     def __init__(self, sources: tuple[Client | AsyncClient | App, ...]) -> None:
         self._sources = sources

@@ -63,7 +63,7 @@ class _Unthreaded(Protocol):
 
 
 class _Producer(Protocol):
-    """What the end of a process asks of a producer."""
+    """The part of a producer that the end of a process uses."""
 
     config: ProducerConfig
 
@@ -74,7 +74,10 @@ class _Producer(Protocol):
 
 
 class _Member(Protocol):
-    """What the end of a process asks of a member of a group. `thread`: the last that polled."""
+    """The part of a group member that the end of a process uses.
+
+    `thread` is the last thread that polled.
+    """
 
     @property
     def thread(self) -> int: ...
@@ -115,13 +118,15 @@ def is_over() -> bool:
 
 
 def hint() -> str:
-    """What to add to the refusal of a producer that is closed."""
+    """Returns the text that a closed producer adds to its refusal."""
     return ": this process is ending, see 'The end of a program' in the guide" if _is_over else ""
 
 
 def _register_with_multiprocessing() -> None:
-    """In a process that multiprocessing started, it runs what ends it. Who does not use it need not
-    load it."""
+    """Registers the end of this process with multiprocessing, if multiprocessing started it.
+
+    A program without multiprocessing does not load that module.
+    """
     global _finalizer
     process = sys.modules.get("multiprocessing.process")
     if _finalizer is None and process is not None and process.parent_process() is not None:
@@ -131,7 +136,7 @@ def _register_with_multiprocessing() -> None:
 
 
 def _in_forked_child() -> None:
-    """What the parent has open is the parent's to send."""
+    """Forgets the open producers and members: they belong to the parent."""
     global _finalizer, _is_over
     _open.clear()
     _members.clear()

@@ -1,4 +1,4 @@
-"""What `repr` and `dir` show of a client's objects: their state, and their public names.
+"""Defines what `repr` and `dir` show of a client's objects: state and public names.
 
 Never waits, asks, locks or changes anything, and never raises: a debugger shows objects in the
 middle of a call, too.
@@ -50,12 +50,12 @@ def shortened(parts: Sequence[str]) -> str:
 
 
 class Shown:
-    """See the module."""
+    """Base class for objects with a `repr` of their state and a `dir` of public names."""
 
     __slots__ = ()
 
     def _described(self) -> str:
-        """What `repr` says of it."""
+        """Returns the state that `repr` shows."""
         return ""
 
     def __repr__(self) -> str:

@@ -34,23 +34,26 @@ NO_SLOT_NAP: Final = 0.02
 
 
 class Reader(Protocol):
-    """Who is attached."""
+    """The consumer that uses an attachment."""
 
     def paging(self, session: Session, timeout: float) -> Waits[dict[TopicPartition, int]]:
-        """Where what it reads stands, by this session, which is not in use yet."""
+        """Returns the pages of its partitions in this session, which is not in use yet."""
 
     def moved(self, session: Session, pages: dict[TopicPartition, int]) -> None:
         """This session is in use now."""
 
 
 class _OtherNodeError(er.NotConnectedError):
-    """What answers at the address has another data folder."""
+    """The node that answers at the address has another data folder."""
 
     retriable = False
 
 
 class Attachment:
-    """See the module. The reader is named with each call, so that it can be forgotten unclosed."""
+    """A consumer's attachment, across restarts of the node.
+
+    Each call names the reader, so that a reader can be forgotten without a close.
+    """
 
     def __init__(self, session: Session, *, client_id: str, node_timeout: float) -> None:
         self.session = session
@@ -173,8 +176,11 @@ class Attachment:
     def finding(
         self, reader: Reader, topics: Collection[str], timeout: float
     ) -> Waits[dict[str, TopicInfo]]:
-        """What the node knows of these topics, all of it by one attachment, whose pages they name;
-        within `timeout` also across the node's restart."""
+        """Returns what the node knows of these topics.
+
+        All of it comes from one attachment, so the pages belong together. It continues across
+        a restart of the node, within `timeout`.
+        """
         self.give_up()  # it knows of fewer topics
         deadline = time.monotonic() + timeout
         pauses = Backoff(first=0.005, last=0.25)  # what hangs up on every try is not asked at once

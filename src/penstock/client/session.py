@@ -4,8 +4,8 @@ Owns descriptors and mappings that came with the attachment and gives them back 
 nothing of records. A session is never repaired: when its node goes away a new one is made
 (`resume` names the producer id to keep) and the old one is closed.
 
-What has to wait is there twice: `attach` and `request` block, `attaching` and `requesting` let
-another one wait (see `penstock.ipc.waits`).
+Calls that wait exist in two forms. `attach` and `request` block; `attaching` and `requesting` let
+the caller wait (see `penstock.ipc.waits`).
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ LISTEN_WITHIN: Final = 0.8
 _PURPOSES: Final[dict[int, Literal["read", "write"]]] = {
     lo.KIND_PRODUCER: "write", lo.KIND_CONSUMER: "read",
 }  # fmt: skip
-"""What topics are looked up for, by the kind of client."""
+"""Purpose of a topic look-up, by the kind of client."""
 
 
 def default_url() -> str:
@@ -61,7 +61,7 @@ def default_url() -> str:
 
 
 def place_of(url: str, keys: str | os.PathLike[str] | None = None) -> Place:
-    """What clients attach to at a URL; `keys` as `RemoteAddress.of_url` takes them."""
+    """Returns the place to attach to at a URL; `RemoteAddress.of_url` explains `keys`."""
     check_text("url", url)
     target = paths.parse_url(url)
     if target.scheme == "tcp":
@@ -286,7 +286,7 @@ class Session:
 
     @property
     def next_ticket(self) -> int:
-        """What `post` returns if it is called now."""
+        """Ticket that `post` returns if it is called now."""
         return self._channel.sent + 1
 
     def collecting(self, ticket: int, expect: type[Reply], timeout: float) -> Waits[Reply | None]:
@@ -342,7 +342,7 @@ class Session:
         return self._channel.fileno()
 
     def farewell(self) -> str | None:
-        """Why the node ended this session; None while it stands. Never blocks."""
+        """Returns why the node ended this session, or None while it lasts. Never blocks."""
         if not self._eof.poll(0):
             return None
         was_owed = self._owed > 0

@@ -1,8 +1,8 @@
-"""What callers share with threads, in ways that no interrupt can tear.
+"""Shares state between callers and threads, in ways that no interrupt can tear.
 
-A signal's handler runs in the main thread, between any two steps of Python code, so also within
-`threading.Event` and `Thread.start`: their lock is then held for ever, and who comes next waits for
-ever. What is here takes locks by `with`, or by one call.
+A signal's handler runs in the main thread, between any two steps of Python code. An interrupt
+within `threading.Event` or `Thread.start` leaves their lock held, and the next thread waits for
+ever. The code in this module takes locks by `with`, or by one call.
 """
 
 from __future__ import annotations

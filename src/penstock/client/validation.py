@@ -50,7 +50,7 @@ def telling_options(verb: str) -> Callable[[Callable[P, Made]], Callable[P, Made
 
 
 def meant(name: str, known: Collection[str]) -> str:
-    """What to write instead. Loads what only mistyped options need."""
+    """Returns what to write instead. Loads modules that only mistyped options need."""
     import difflib
 
     from penstock.client.kafka_words import KAFKA_WORDS
@@ -83,7 +83,7 @@ def check_callable(name: str, value: Callable[..., object] | None) -> None:
 
 
 def check_records_max(value: int) -> None:
-    """What a poll may bring. Who means seconds writes `poll(timeout=...)`."""
+    """Checks how many records a poll may bring. Seconds are given as `poll(timeout=...)`."""
     if not hasattr(value, "__index__"):
         raise TypeError(f"max_records={value!r} is a number of records; seconds are timeout=")
     if value < 1:

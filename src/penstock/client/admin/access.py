@@ -1,4 +1,4 @@
-"""Who may do what on a node, quotas and limits, as an administrator lists and changes them."""
+"""Lists and changes the access rules, quotas and limits of a node for an administrator."""
 
 from __future__ import annotations
 

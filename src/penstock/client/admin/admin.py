@@ -173,11 +173,11 @@ class Admin(Closing):
         before: Offset | str | int | datetime,
         dry_run: bool = False,
     ) -> list[TrimResult]:
-        """Let partitions (None: all) start at `before`: what lies before it is deleted.
+        """Deletes the records before `before` in these partitions (None: all).
 
         `before` is an offset, a time (the first batch at or after it stays), "latest" for all there
-        is, or an `Offset`. Consumers that stand below get `OffsetOutOfRangeError`, or what their
-        `on_out_of_range` says. `dry_run` only tells what would go. Raises `OffsetOutOfRangeError`
+        is, or an `Offset`. A consumer below it gets `OffsetOutOfRangeError`, or follows
+        its `on_out_of_range`. `dry_run` only tells what would go. Raises `OffsetOutOfRangeError`
         for an offset above the log's end, `UnknownTopicError`, `LogOfflineError`.
         """
         info, place, session = self._find(name), Offset.of(before), self._session
@@ -239,7 +239,7 @@ class Admin(Closing):
         return ClusterAdmin(self._ask).describe()
 
     def describe_partitions(self, name: str) -> list[PartitionPlace]:
-        """Who leads each partition of a topic, and where its replicas are."""
+        """Returns the leader and the replicas of each partition of a topic."""
         return ClusterAdmin(self._ask).places(as_topic(name))
 
     def elect_leaders(
@@ -348,15 +348,19 @@ class Admin(Closing):
     def report_offsets(
         self, group: str, topic: str, offsets: Mapping[int, tuple[int, int]]
     ) -> None:
-        """Let a group without members say how far it is, by whoever works for it: offsets with the
-        leader epochs of what stands before them, by partition. A group that is not there is made.
-        Like a commit it takes `read` of the group and the topic. Raises `GroupError` while the
-        group has members."""
+        """Sets how far a group without members is, for a program that works in its name.
+
+        `offsets` has an offset for each partition, with the leader epoch of the record before it.
+        The call creates a missing group. Like a commit it takes `read` of the group and the
+        topic. Raises `GroupError` while the group has members.
+        """
         self._groups().report(group, topic, offsets)
 
     def export_offsets(self, group: str) -> ExportedOffsets:
-        """What a group has committed at this moment; `to_json` of it is a document. Raises
-        `GroupError` where that is nothing."""
+        """Returns the offsets that a group has committed; its `to_json` makes a document.
+
+        Raises `GroupError` if the group has committed nothing.
+        """
         return self._groups().exported(group)
 
     def import_offsets(
@@ -369,11 +373,13 @@ class Admin(Closing):
         clamp: bool = False,
         allow_redelivery: bool = False,
     ) -> list[OffsetReset]:
-        """Set what a group without members has committed, to what was exported; partitions that
-        were not stay as they are. All is checked before anything is set, and once more by the
-        coordinator, 1000 partitions at a time: interrupted, do it again.
+        """Sets the committed offsets of a group without members to exported ones.
 
-        `by_name`: topics that were made anew, or are on another node, count as the same. `clamp`:
+        Partitions that are not in the export stay as they are. The call checks everything before
+        it sets anything. The coordinator checks again, 1000 partitions at a time: after an
+        interruption, do it again.
+
+        `by_name`: topics that were made again, or are on another node, count as the same. `clamp`:
         an offset outside its log becomes the nearest one there is. `dry_run` only tells what would
         change. Raises `GroupError` while the group has members, and for an at-most-once group that
         would go back without `allow_redelivery`; `OffsetOutOfRangeError`, `UnknownTopicError`."""
@@ -445,10 +451,12 @@ class Admin(Closing):
         return [client for each in up for client in clients.listed(each)]
 
     def kick_client(self, client: str) -> None:
-        """End the connection of the client with this id (`ClientInfo.id`). It hears who did that,
-        and may connect again: revoke its key or its access to keep it away. What it has sent and
-        committed stays; a member of a group keeps its partitions for its session timeout. Raises
-        `ConfigError` for an id that there is not (any more)."""
+        """Ends the connection of the client with this id (`ClientInfo.id`).
+
+        The client hears who did that, and may connect again: revoke its key or its access to keep
+        it away. Its records and commits stay. A member of a group keeps its partitions for its
+        session timeout. Raises `ConfigError` for an id that does not exist (any more).
+        """
         NodeAdmin(self._ask).kick(client)
 
     def list_settings(self, broker: int | None = None) -> list[SettingInfo]:

@@ -1,6 +1,6 @@
 """The committed offsets of a group as a document, which is written out and read in again.
 
-Owns its form and its bounds. What a group is moved to is `groups`' affair.
+Owns its form and its bounds. `groups` decides which offsets a group is moved to.
 """
 
 from __future__ import annotations
@@ -19,19 +19,22 @@ _Number = Annotated[int, msgspec.Meta(ge=0, lt=(1 << 63) - 1)]
 
 
 class ExportedOffset(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Where a group was in one partition: the next offset that it wants, and the leader epoch of
-    what stands before it. `topic_id` tells the topic from another one of its name."""
+    """Place of a group in one partition: the next offset that it wants.
+
+    `leader_epoch` is the epoch of the record before it. `topic_id` tells the topic from another
+    one of its name.
+    """
 
     topic: str
     topic_id: str
     partition: _Number
     offset: _Number
     leader_epoch: Annotated[int, msgspec.Meta(ge=-1)]
-    """-1: whoever committed it did not know."""
+    """Leader epoch; -1: the member that committed the offset did not know it."""
 
 
 class ExportedOffsets(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a group had committed at one moment (`exported_at`: seconds since 1970)."""
+    """Offsets that a group had committed at one moment (`exported_at`: seconds since 1970)."""
 
     group: str
     guarantee: str

@@ -66,11 +66,14 @@ class GroupMember:
 
 @dataclass(frozen=True, slots=True)
 class GroupPartition:
-    """Where a group stands in a partition. `committed` and `committed_at` (seconds since the epoch)
-    are None where nothing is; `position` is what its owner has asked beyond. `lag` counts records
-    between what is committed and the high watermark, `lag_seconds` is the age of the first one.
-    `in_hand` counts offsets below the position that are not committed: from the log's start where
-    nothing is (a member that began later has fewer)."""
+    """Progress of a group in a partition.
+
+    `committed` and `committed_at` (seconds since the epoch) are None where nothing is committed.
+    `position`: the owner has asked for records beyond it. `lag` counts records between the
+    committed offset and the high watermark, `lag_seconds` is the age of the first one. `in_hand`
+    counts offsets below the position that are not committed: from the log's start where nothing
+    is committed (a member that began later has fewer).
+    """
 
     topic: str
     partition: int
@@ -105,8 +108,11 @@ class GroupDescription:
 
 @dataclass(frozen=True, slots=True)
 class OffsetReset:
-    """What a reset did to a partition, or would do. `redelivers`: records that come once more;
-    `skips`: records that are passed over, from the log's start where nothing was committed."""
+    """Effect of a reset on a partition, done or predicted.
+
+    `redelivers` counts records that come once more. `skips` counts records that are passed over,
+    from the log's start where nothing was committed.
+    """
 
     topic: str
     partition: int
@@ -117,7 +123,7 @@ class OffsetReset:
 
 
 class GroupAdmin:
-    """See the module. `find` tells of a topic; `session` is the attachment."""
+    """Group calls of the admin. `find` looks up a topic; `session` is the attachment."""
 
     def __init__(
         self, ask: Ask, session: Session, find: Callable[[str], ms.TopicInfo], timeout: float
@@ -209,7 +215,7 @@ class GroupAdmin:
         )
 
     def _polled(self, asked: co.GroupDescription) -> dict[str, PollAge]:
-        """What the members that are connected publish."""
+        """Returns what the connected members publish, by member id."""
         members = [member for member in asked.members if member.slot >= 0]
         found = run(self._logs.positioning([(member.slot, member.pid) for member in members]))
         return {member.member_id: each for member, each in zip(members, found, strict=True)}

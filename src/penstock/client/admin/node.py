@@ -22,7 +22,7 @@ class NodeAdmin:
         self._ask = ask
 
     def listed(self, broker: int | None) -> list[ClientInfo]:
-        """Of that broker; None: of whoever is asked."""
+        """Returns the clients of that broker; None: of the broker that is asked."""
         clients: list[ClientInfo] = []
         last = 0
         while True:

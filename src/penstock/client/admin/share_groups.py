@@ -26,13 +26,16 @@ Ask = Callable[[Any, type[Any]], Any]
 
 @dataclass(frozen=True, slots=True)
 class SharedPartition:
-    """Where a share group stands in a partition. All below `floor` is done, dead or skipped; from
-    `frontier` to `end` is what no worker has had yet. `ready` records wait for a worker, `waiting`
-    ones for their time after a failure, `leased` ones are worked on, `condemned` ones become dead
-    letters. `lag` is what is not done: all of these and the records behind the frontier.
+    """Progress of a share group in a partition.
+
+    All records below `floor` are done, dead or skipped. No worker has had the records from
+    `frontier` to `end` yet. `ready` records wait for a worker, `waiting` ones for their time
+    after a failure, `leased` ones are worked on, `condemned` ones become dead letters. `lag`
+    counts the records that are not done: all of these and those behind the frontier.
     `next_due`: seconds since the epoch, when the first that waits is ready; None: none waits.
-    `ready_seconds`: how old the first record is that only waits for a worker; 0: none does, None:
-    that is not known."""
+    `ready_seconds`: age of the first record that only waits for a worker; 0: there is none,
+    None: it is not known.
+    """
 
     topic: str
     partition: int
@@ -168,8 +171,10 @@ class ShareGroupAdmin:
         self._ask(sh.ResumeShare(group), ms.Done)
 
     def seek(self, group: str, topic: ms.TopicInfo, places: Sequence[tuple[int, int]]) -> None:
-        """(partition, offset) where the group begins now. What its workers have of these
-        partitions they cannot answer for any more."""
+        """Sets where the group begins now, as (partition, offset).
+
+        Its workers cannot answer any more for records that they hold of these partitions.
+        """
         for partition, offset in places:
             self._ask(sh.SeekShare(group, topic.topic_id, partition, offset), ms.Done)
 

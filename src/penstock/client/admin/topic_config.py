@@ -1,7 +1,7 @@
-"""What a topic is made of, as users write it: names, types and the reading of each setting.
+"""Reads the settings of a topic as users write them: the name and the type of each setting.
 
-Owns the spelling. What is allowed in which range is the node's to say
-(`server.node.topic_catalog`), since some bounds are its own.
+Owns the spelling. The node checks the allowed ranges (`server.node.topic_catalog`), since some
+bounds are its own.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ WORDS: Final = ("durability", "timestamp_type", "cleanup")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicConfig:
-    """What a topic is made of. None: the node's default. Durations: seconds or a timedelta.
+    """Settings of a topic. None: the node's default. Durations: seconds or a timedelta.
 
     partitions: how many logs; may grow later.
     segment_bytes: size at which a segment is sealed (default 1 GiB).
@@ -79,7 +79,7 @@ TopicConfig.__init__ = telling_options("TopicConfig()")(TopicConfig.__init__)  #
 
 
 def config_of(given: TopicConfig | int | None, settings: Mapping[str, Any]) -> TopicConfig:
-    """What a topic is made of, from a config, a number of partitions, or settings by name.
+    """Returns the settings of a topic, from a config, a number of partitions, or names.
 
     Raises TypeError for both at once, `ConfigError` for names that there are not.
     """

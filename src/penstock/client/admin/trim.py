@@ -19,8 +19,11 @@ from penstock.ipc.waits import run
 
 @dataclass(frozen=True, slots=True)
 class TrimResult:
-    """What trimming did to a partition, or would do. `records` are offsets that went out of reach;
-    `segments` and `nbytes` are files that were removed and what they held."""
+    """Effect of a trim on a partition, done or predicted.
+
+    `records` counts the offsets that went out of reach. `segments` counts the removed files,
+    `nbytes` their bytes.
+    """
 
     partition: int
     log_start_before: int
@@ -47,7 +50,7 @@ class PartitionTrim:
         self._before = run(resolving(before, name, logs, self._log, self._start))
 
     def foretell(self) -> TrimResult:
-        """What `do` would answer if it came now."""
+        """Returns the result that `do` would have now."""
         segments, nbytes = run(self._logs.sizing(self._log, self._before))
         return self._result(self._before, segments, nbytes)
 

@@ -107,7 +107,7 @@ class Admin(AsyncClosing):
         return await self._do(self._core.describe_cluster)
 
     async def describe_partitions(self, name: str) -> list[PartitionPlace]:
-        """Who leads each partition of a topic, and where its replicas are."""
+        """Returns the leader and the replicas of each partition of a topic."""
         return await self._do(partial(self._core.describe_partitions, name))
 
     async def elect_leaders(
@@ -204,7 +204,7 @@ class Admin(AsyncClosing):
         await self._do(partial(self._core.report_offsets, group, topic, offsets))
 
     async def export_offsets(self, group: str) -> ExportedOffsets:
-        """What a group has committed at this moment."""
+        """Returns the offsets that a group has committed."""
         return await self._do(partial(self._core.export_offsets, group))
 
     async def import_offsets(
@@ -267,7 +267,7 @@ class Admin(AsyncClosing):
         await self._do(partial(self._core.set_limits, limits))
 
     async def list_clients(self, broker: int | None = None) -> list[ClientInfo]:
-        """Who is attached, and since when. See `penstock.Admin.list_clients`."""
+        """Returns the attached clients, each with its start. See `penstock.Admin.list_clients`."""
         return await self._do(partial(self._core.list_clients, broker))
 
     async def kick_client(self, client: str) -> None:

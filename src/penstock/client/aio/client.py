@@ -42,9 +42,9 @@ M = TypeVar(
 
 
 class Client(AsyncClosing):
-    """A node's address and what was made from it. Closing the client closes all of that.
+    """A node's address and the objects made from it. Closing the client closes all of them.
 
-    What its methods return is awaited, or entered by `async with`.
+    The caller awaits the results of its methods, or enters them by `async with`.
     """
 
     def __init__(self, url: str, socket: Place, client_id: str) -> None:

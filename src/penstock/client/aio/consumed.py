@@ -1,7 +1,7 @@
-"""What was consumed in a loop, for a producer's transaction that is ended in a thread.
+"""Holds what a loop consumed, for a producer's transaction that ends in a thread.
 
-A thread never touches a consumer of the loop: it is told that there is something to bring again,
-and the loop does that afterwards. Owns that word, and nothing of the consumers.
+A thread never touches a consumer of the loop. It notes that there is something to bring again,
+and the loop does that afterwards. Owns that note, and nothing of the consumers.
 """
 
 from __future__ import annotations
@@ -19,12 +19,14 @@ from penstock.core import errors as er
 from penstock.ipc.coordination import GroupOffsets
 
 Consumed: TypeAlias = GroupBatch | GroupConsumer | Iterable[GroupBatch | GroupConsumer]
-"""What a transaction takes: a batch of a group, a group's consumer (all it handed out), several."""
+"""Input of a transaction: a group's batch, a group's consumer (all it handed out), or several."""
 
 
 class Held:
-    """See the module. An `OffsetSource` of `penstock.client.consumer.group.consumed`, for the
-    blocking producer."""
+    """One consumed input of a transaction, held for the blocking producer.
+
+    It is an `OffsetSource` of `penstock.client.consumer.group.consumed`.
+    """
 
     def __init__(self, consumed: GroupBatch | GroupConsumer) -> None:
         self._consumed = consumed
@@ -54,8 +56,10 @@ class Held:
 
 
 def hold(consumed: Consumed | None) -> list[Held]:
-    """What a transaction is to consume, one by one. Raises `ConfigError` for what no consumer of a
-    group brought, and for one that blocks."""
+    """Returns the inputs of a transaction, one by one.
+
+    Raises `ConfigError` for an input that no group consumer brought, and for a blocking consumer.
+    """
     if consumed is None:
         return []
     if isinstance(consumed, GroupBatch | GroupConsumer):

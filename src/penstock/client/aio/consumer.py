@@ -24,7 +24,7 @@ from penstock.core import errors as er
 from penstock.ipc.waits import run
 
 PREFETCH_BYTES: Final = 1 << 20
-"""What a poll decodes at most unless told otherwise: it keeps the loop for about a millisecond."""
+"""Default bound of the bytes that a poll decodes: it keeps the loop for about a millisecond."""
 RUN: Final = 256
 """Records that iteration hands out before it looks whether it is the turn of others."""
 

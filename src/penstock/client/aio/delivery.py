@@ -1,7 +1,7 @@
 """Deliveries to await.
 
-A delivery costs a future only when somebody awaits it before it is done. What the producer's thread
-has to say of many of them reaches the loop by one call.
+A delivery costs a future only when somebody awaits it before it is done. The producer's thread
+tells the loop about many deliveries by one call.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ R = TypeVar("R")
 
 
 class News:
-    """What a producer's thread tells a loop: futures that are to be resolved, in order."""
+    """Futures that a producer's thread asks a loop to resolve, in order."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop

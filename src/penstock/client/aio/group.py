@@ -66,8 +66,10 @@ class GroupConsumer(AsyncClosing):
 
     # --- reading ---------------------------------------------------------------------------------
     async def poll(self, max_records: int | None = None, timeout: float | None = 0.0) -> GroupBatch:
-        """Records that are there, or come within `timeout` seconds (None: wait for ever). What
-        earlier polls brought counts as done from here on."""
+        """Returns records that are there, or come within `timeout` seconds (None: no limit).
+
+        Records of earlier polls count as done from here on.
+        """
         batch = await self._poll(max_records, timeout)
         self._core.brought()
         return batch
@@ -160,7 +162,7 @@ class GroupConsumer(AsyncClosing):
         return self._core.position(topic, partition)
 
     def committed(self) -> dict[TopicPartition, int | None]:
-        """What is committed of its partitions (None: nothing yet), as this member knows it."""
+        """Returns the committed offsets as this member knows them. None: nothing is yet."""
         return self._core.committed()
 
     def pause(self, *partitions: TopicPartition) -> None:

@@ -43,10 +43,10 @@ class Producer(Shown):
     """Sends records from an event loop. Made by `Client.producer`; options and errors are those of
     `penstock.Producer`. For the tasks of one loop.
 
-    `send` never waits. What cannot be taken at once (the buffer is full and `on_full` is "block",
-    or the topic is not looked up yet) waits in line, in order, for up to `block_timeout`; a line
-    holds as much as the buffer, and `BufferFullError` is raised beyond. Who sends much without
-    awaiting it awaits `drain` now and then.
+    `send` never waits. A record that cannot be taken at once (the buffer is full and `on_full` is
+    "block", or the topic is not looked up yet) waits in line, in order, for up to `block_timeout`.
+    A line holds as much as the buffer, and `BufferFullError` is raised beyond. A program that
+    sends much without awaiting it awaits `drain` now and then.
     """
 
     def __init__(self, core: BlockingProducer, *, waits: bool) -> None:
@@ -313,7 +313,7 @@ class Producer(Shown):
             logger.warning("while leaving after %r: %s", error, other)
 
     def after_fork_in_child(self) -> None:
-        """The loop is the parent's, and so is whoever waits there (rule 7)."""
+        """Refuses to send: the loop and the tasks that wait there are the parent's (rule 7)."""
         self._forked = True
         self._send = self._refuse
 

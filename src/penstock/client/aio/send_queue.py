@@ -1,8 +1,8 @@
-"""Records that a producer cannot take at once, and so wait in line: for room, or for the look-up of
-their topic.
+"""Keeps records in line that a producer cannot take at once.
 
-One line a topic, first come, first served, so that order stays that of the calls. What waits is
-bounded, and so is how long. Owns the lines and the tasks that see to them.
+They wait for room, or for the look-up of their topic. There is one line per topic, first come,
+first served, so that the order stays that of the calls. Size and time are bounded. Owns the lines
+and the tasks that serve them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from penstock.client.producer.producer import Producer as BlockingProducer
 from penstock.core import errors as er
 
 RECORD_COST: Final = 200
-"""What a record in line is reckoned to take besides its bytes."""
+"""Estimated bytes that a record in line takes besides its own bytes."""
 
 
 class _Entry(NamedTuple):
@@ -40,7 +40,7 @@ class _Entry(NamedTuple):
 
 
 class _Stream:
-    """What is gone through step by step, by one thread at a time, and not always the same."""
+    """Steps that one thread at a time goes through, and not always the same thread."""
 
     def __init__(self, steps: Generator[None, None, AnyDelivery]) -> None:
         self._steps = steps
@@ -63,7 +63,7 @@ class _Stream:
 
 
 class Lines:
-    """See the module. `waits`: whether records wait for room, up to `timeout` seconds."""
+    """Lines of records. `waits`: whether records wait for room, up to `timeout` seconds."""
 
     def __init__(
         self, core: BlockingProducer, news: News, *, bytes_max: int, waits: bool, timeout: float
@@ -126,7 +126,7 @@ class Lines:
             await asyncio.wait(list(self._tasks.values()))
 
     async def give_up(self, error: Exception) -> None:
-        """Who is in line now fails."""
+        """Fails the records that are in line now."""
         tasks, streams = list(self._tasks.values()), list(self._streams.values())
         self._tasks.clear()
         self._streams.clear()

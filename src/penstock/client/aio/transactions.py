@@ -1,10 +1,10 @@
 """Transactions and stages in an event loop.
 
-The blocking producers do the work. What leaves before an end is waited for in the loop; the end
-itself, which is rare and asks the coordinator, goes to the loop's executor.
+The blocking producers do the work. The loop waits until all records before an end have left. The
+end itself, which is rare and asks the coordinator, goes to the loop's executor.
 
     commit:  line ──> settling ──> deciding     abort:  deciding
-             └── may be given up ──┘ └── goes on to its end, whoever stops waiting for it ──┘
+             └── may be given up ──┘ └── goes on to its end, also when nobody waits for it ┘
 
 Nothing is decided before a commit is at `deciding`, and there one request decides it all. So an end
 that is cancelled is undecided, or one that is known as soon as the next call asks for it.
@@ -153,7 +153,7 @@ class TransactionalProducer(Transacting):
             )
 
     def _shut(self) -> None:
-        """What is sent from here on would be part of nothing."""
+        """Refuses further records: they would be part of no transaction."""
         self._send = self._refuse
 
     def _check_may_send(self) -> None:
@@ -285,7 +285,7 @@ class Stage(Transacting):
 
     @property
     def name(self) -> str:
-        """What `commit_transaction` knows it by; there once the stage is closed."""
+        """Name of the stage for `commit_transaction`; it exists once the stage is closed."""
         return self._core.name
 
     async def give_up(self) -> None:

@@ -41,7 +41,7 @@ class WaitRunner:
         return self._steps is not None or self._ended is not None
 
     async def carry(self, steps: Waits[T]) -> T:
-        """What the call returns or raises. Cancelled at a wait, the call is given up there."""
+        """Returns or raises what the call does. Cancelled at a wait, the call is given up there."""
         if self._steps is not None or self._ended is not None:
             steps.close()
             raise self._ended or RuntimeError(
@@ -88,7 +88,7 @@ class WaitRunner:
             _settle(self._future)
 
     def end(self, error: Exception) -> None:
-        """Nothing is carried out any more: the call that stands is given up now, and raises."""
+        """Ends all calls: the call under way is given up now, and raises."""
         self._ended = error
         if self._steps is not None:
             self._unhook()
@@ -177,7 +177,7 @@ E = TypeVar("E", bound=_Entered)
 
 
 class Opening(Generic[E]):
-    """What is still to be made. Await it, or let `async with` make it and close it in the end."""
+    """An object that is still to be made. Await it, or use `async with`, which also closes it."""
 
     def __init__(self, make: Callable[[], Awaitable[E]]) -> None:
         self._make = make

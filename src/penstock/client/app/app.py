@@ -254,4 +254,4 @@ def _works(worker: Worker) -> str:
 OPTIONS: Final = (
     "group", *(App.consumer.__kwdefaults__ or ()), *AppOptions.__annotations__,
 )  # fmt: skip
-"""All of `App.consumer`. What it has by name itself never comes wrong: it is listed for hints."""
+"""All options of `App.consumer`. Its own named parameters are listed for hints only."""

@@ -257,8 +257,8 @@ class Consumer(Closing, Elsewhere):
     def pause(self, *partitions: TopicPartition) -> None:
         """Stops fetching from these partitions (none given: from all) until `resume`.
 
-        Until then they are not looked at, wake nobody and hold nothing. What a poll has brought
-        already is still handed out by iteration.
+        Until then they are not looked at, wake nobody and hold nothing. Iteration still hands out
+        the records that a poll has brought already.
         """
         for partition in self._named(partitions):
             self._counts["paused"] += not partition.paused

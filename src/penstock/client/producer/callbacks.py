@@ -58,8 +58,10 @@ class Callbacks:
 
     @property
     def told(self) -> int:
-        """So many of the first ones taken have returned. Who asks from one of them is who tells
-        the others, and need not wait for them."""
+        """Number of the first callbacks taken that have returned.
+
+        A thread that asks from a callback gets all of them: it runs the others itself.
+        """
         me = threading.get_ident()
         with self._gate:
             if me in self._running:

@@ -61,9 +61,9 @@ class ProducerConfig:
         timeout: bound of each request to the node.
         on_send: called by each `send`, in its thread, as on_send(topic, value, key, headers); the
             headers that it returns are sent, so that a trace can be put there. Not by `send_batch`
-            and `send_arrow`. What it raises, `send` raises.
+            and `send_arrow`. `send` raises its exceptions.
         on_delivery: called with the `BatchReceipt` of each batch that is delivered, by the thread
-            that learns of it. What it raises is logged, as with `on_error`.
+            that learns of it. Its exceptions are logged, as with `on_error`.
         on_error: called as on_error(topic, partition, count, error) for records that failed, and
             partition -1 where they had none yet. Not for what `on_full` dropped.
     """

@@ -1,7 +1,7 @@
 """The short way of single records: with linger 0 and little in flight, straight into the lane.
 
-A record that leaves alone needs no box, no lid and no choice between runs. What is kept of it is
-made once its writer was rung, and so while the writer already works.
+A record that leaves alone needs no box, no lid and no choice between runs. The entry kept for it
+is made after the doorbell of its writer, and so while the writer already works.
 """
 
 from __future__ import annotations

@@ -455,8 +455,10 @@ class Attachments:
         branch.close()
 
     def _lose(self, endpoint: Endpoint, why: str) -> None:
-        """Tells a client that its attachment has ended. What it left at gateways is treated as if
-        its connection was lost."""
+        """Tells a client that its attachment has ended.
+
+        Gateways treat its branches as if its connection was lost.
+        """
         self._lost += endpoint.state is EndpointState.OPEN
         for branch in endpoint.branches.values():
             if self._numbered.pop(branch.number, None) is not None:

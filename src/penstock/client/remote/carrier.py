@@ -1,9 +1,9 @@
 """The carrier: one thread that acts as node and writers for a remote client in its own process.
 
 Attachments speak to it as they would to a node: over a socket, through lanes, by state pages and
-doorbells. What it cannot answer itself it sends over a connection to a gateway, in a cluster over
-one to each broker that it takes. It publishes what comes back in the order in which a writer
-would: pages first, then answers, then it rings.
+doorbells. It sends the questions that it cannot answer over a connection to a gateway, in a
+cluster over one to each broker that it needs. It publishes what comes back in a writer's order:
+pages first, then answers, then it rings.
 
 A lost connection is to its clients what a node that went away is to local ones: they hear the end
 of their attachment and attach again. `connections` has the connections, `endpoint` the states of

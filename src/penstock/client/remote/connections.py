@@ -38,8 +38,8 @@ RETRY_LAST: Final = 2.0
 HEALTHY_AFTER: Final = 1.0
 """Seconds for which a connection lasts before it counts as one that worked."""
 WITNESS_AFTER: Final = 1.0
-"""Seconds after which who has only a home connection opens another one. Who is done by then spares
-it."""
+"""Seconds after which a client with only a home connection opens another one. A client that is
+done by then spares it."""
 NEXT_AFTER: Final = 0.5
 """Seconds without a greeting after which the next host is tried beside those that are under way."""
 MESSAGES_A_TURN: Final = 256

@@ -10,7 +10,7 @@ gateway, and in a cluster others (see `branches`).
                                                          for the attachment that resumes them
 
 In a cluster an open one may be *adrift*: something that it uses is led by another broker now, or by
-none. What has no answer there will get none. It is lost once there is a leader.
+none. Requests without an answer there will get none. It is lost once there is a leader.
 
 A client that gave up while it was attaching leaves the endpoint to the next one that asks for the
 same (`orphaned`): over a slow network the answer may take longer than each of its tries.

@@ -66,8 +66,8 @@ class MirroredLane:
         self._ready: deque[Frame] = deque()  # looked at, and not sent yet
         self._sent: deque[Flight] = deque()
         self.sent_back: dict[int, float] = {}
-        """Pages of which batches were sent back for want of a leader, or of replicas, and since
-        when (monotonic). What comes of them before a `FRAME_AGAIN` was meant to follow those."""
+        """Pages of batches that were sent back for want of a leader, or of replicas, with the time
+        (monotonic). Batches that come before a `FRAME_AGAIN` were meant to follow those."""
         self.in_flight = 0
         """Bytes sent whose answers were not handed on."""
         self._rung = 0

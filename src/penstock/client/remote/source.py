@@ -100,8 +100,10 @@ class FarSource:
             self._cursor.allow(self._credit)
 
     def moved(self, fetcher: Fetcher, page: int) -> None:
-        """Starts again at a node that came back. What was fetched ahead may be of a log that was
-        cut meanwhile."""
+        """Starts again at a node that came back, without the records fetched ahead.
+
+        They may be of a log that was cut meanwhile.
+        """
         self.let_go()
         self._fetcher, self._page = fetcher, page
 
