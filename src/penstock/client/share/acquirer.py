@@ -1,4 +1,4 @@
-"""What goes on between two records that a worker gets: answers are sent, leases asked for and read.
+"""Sends answers, asks for leases and reads them between two records that a worker gets.
 
     answers wait, and the last request was `ack_interval` ago    they are sent, and not waited for
     a poll finds nothing at hand                                 they go with the next acquire
@@ -47,7 +47,7 @@ UNOPENED_EVERY: Final = 0.05
 
 
 class Acquirer:
-    """See the module."""
+    """The part of a worker that decides when to ask the coordinator."""
 
     def __init__(
         self,
@@ -92,8 +92,10 @@ class Acquirer:
         return self._exchange.under_way is None and self._is_worth_it(now)
 
     def attending(self, wanted: int, *, waits: bool = True) -> Waits[None]:
-        """Do what is due, and see that so many records stand in the queue, or as many as there are
-        (0: send answers only). Without `waits` what is asked for may come later."""
+        """Does what is due, and fills the queue up to `wanted` records, or as many as there are.
+
+        0 sends answers only. Without `waits` the records asked for may come later.
+        """
         now = time.monotonic()
         if self._leases.has_transacted:
             self._leases.take_in()

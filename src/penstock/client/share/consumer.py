@@ -1,6 +1,6 @@
 """The consumer of a share group: many workers share each partition, and answer for each record.
 
-What a worker gets is its own until it answers, leaves or its process ends; no clock takes it away.
+A worker keeps a record until it answers, leaves or its process ends; no clock takes it away.
 Answers are collected and sent together, by the thread that polls or loops; any thread may give
 them. Over the node's restarts the worker stays the same, with its leases.
 """
@@ -107,7 +107,7 @@ class ShareConsumer(Closing, api_hints.Elsewhere):
         self._timeout = timeout
         self._closed = False
         self._given: list[Job] = []
-        """What a poll has taken out of the queue, until the caller gets it."""
+        """Jobs that a poll has taken out of the queue, until the caller gets them."""
         self._pace = RunPace()
         self._polled = (0, 0.0)
         """How many jobs the last poll brought, and when."""
@@ -146,12 +146,14 @@ class ShareConsumer(Closing, api_hints.Elsewhere):
 
     # --- getting jobs ----------------------------------------------------------------------------
     def poll(self, max_records: int | None = None, timeout: float | None = 0.0) -> list[Job]:
-        """Jobs that are there, at most so many, or the first that come within `timeout` seconds
-        (None: wait for ever). Nothing there is an empty list. Each is to be answered for. Where
-        they are worked off within a twentieth of a second, as many more are asked for meanwhile.
+        """Returns jobs that are there, at most so many, or the first that come within `timeout`.
+
+        `timeout` is in seconds (None: no limit). Nothing there is an empty list. The caller
+        answers each job. If it works them off within a twentieth of a second, the consumer asks
+        for as many more meanwhile.
 
         Raises `NotConnectedError` (no node for `node_timeout`), and what the coordinator refuses
-        with. What cannot be read of one partition is logged and counted, and does not raise.
+        with. Records of a partition that cannot be read are logged and counted, and do not raise.
         """
         jobs = run(self.polling(max_records, timeout))
         self.brought()
@@ -187,7 +189,7 @@ class ShareConsumer(Closing, api_hints.Elsewhere):
         yield from self._filling(self._loop_size, None)
 
     def _filling(self, wanted: int, timeout: float | None) -> Waits[None]:
-        """Wait until something stands in the queue."""
+        """Waits until the queue is not empty."""
         reader, lease_reader, acquirer = self._reader, self._lease_reader, self._acquirer
         reader.check_usable()
         self.thread = threading.get_ident()
@@ -224,7 +226,7 @@ class ShareConsumer(Closing, api_hints.Elsewhere):
                     yield job
 
     def handing_out(self) -> Iterator[Job | None]:
-        """What stands in the queue, one by one. None: `attending` is to be carried out."""
+        """Yields the jobs in the queue, one by one. None: `attending` is to be carried out."""
         reader, acquirer = self._lease_reader, self._acquirer
         begun, count = time.monotonic(), 0
         low = self._loop_size // 2 if self._loop_size >= AHEAD_MIN else 0
@@ -255,7 +257,7 @@ class ShareConsumer(Closing, api_hints.Elsewhere):
             self._pace.note(count, time.monotonic() - begun)
 
     def attending(self) -> Waits[None]:
-        """What falls due between two jobs of a loop: answers, and more jobs for a fast one."""
+        """Does what is due between two jobs of a loop: answers, and more jobs for a fast one."""
         self._reader.check_usable()
         yield from self._reader.minding(0.0)
         size = self._loop_size
@@ -264,7 +266,7 @@ class ShareConsumer(Closing, api_hints.Elsewhere):
 
     @property
     def _loop_size(self) -> int:
-        """What a loop holds at hand: as much as it works off in a tenth of a second."""
+        """Number of jobs that a loop keeps at hand: its work of a tenth of a second."""
         return min(self._pace.records, self._max_records)
 
     # --- answers ---------------------------------------------------------------------------------

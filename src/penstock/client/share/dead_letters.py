@@ -58,8 +58,11 @@ class DeadRecord(NamedTuple):
 
 
 class DeadLetters:
-    """See the module. `topics`: where those of each topic go; None: they are only buried. `wake`:
-    told when something was written."""
+    """Writer of dead letters, in a thread of its own.
+
+    `topics`: the dead-letter topic of each topic; None: they are only buried. `wake` is told when
+    something was written.
+    """
 
     def __init__(
         self,
@@ -125,7 +128,7 @@ class DeadLetters:
             self._thread.start()
 
     def close(self, timeout: float) -> None:
-        """Begin with no further one. What is not written another worker is asked for."""
+        """Begins no further letter. Another worker is asked for those that are not written."""
         self._closed = True
         thread = self._thread
         if thread is not None and thread.is_alive():
@@ -265,8 +268,10 @@ def make_dead_letter_topic(admin: Admin, topic: str) -> None:
 
 
 def headers_of(letter: DeadRecord, group: str) -> HeaderList:
-    """What a dead letter tells of its record, and why it is one. `history`: JSON, the newest
-    failures, oldest first."""
+    """Returns the headers of a dead letter: its record, and why it is one.
+
+    `history` is JSON with the newest failures, oldest first.
+    """
     told = letter.told
     history = [
         {"member": one.member_id, "at": one.at_us / 1e6, "reason": one.reason}

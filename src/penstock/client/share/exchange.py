@@ -40,7 +40,7 @@ class RequestUnderWay(NamedTuple):
 
 
 class ShareExchange:
-    """See the module. `under_way`: what was asked and not taken in yet."""
+    """Requests of a worker. `under_way`: the one that was asked and not taken in yet."""
 
     def __init__(
         self,
@@ -120,8 +120,11 @@ class ShareExchange:
             yield Wait(SEND_RETRY)
 
     def collecting(self) -> Waits[tuple[RequestUnderWay, sh.RecordsAcquired] | None]:
-        """What was asked, and its answer; None where nothing was, or the answer is lost: then its
-        leases come to light after the next join. `taken` is to be called once it is taken in."""
+        """Returns the request under way and its answer; None without one, or if the answer is lost.
+
+        The leases of a lost answer come to light after the next join. `taken` follows once the
+        answer is taken in.
+        """
         asked = self.under_way
         if asked is None:
             return None

@@ -1,4 +1,4 @@
-"""What a worker gets of a share group: one record, to be answered for.
+"""Jobs of a share group: a worker gets one record, and answers for it.
 
     leaves its `with` block       `ack`
     an Exception leaves it        `nack`, with the exception as the reason; it goes on

@@ -1,11 +1,11 @@
-"""Brings the records of leases from the logs, and tells where new ones stand.
+"""Brings the records of leases from the logs, and tells where the logs have more.
 
-A cursor rests at the group's frontier in its partition, where what nobody has had begins. To read a
-lease it goes to the lease's offsets, unless it is there, and back once the coordinator has answered
-and no lease of it is to be read. Offsets where a reader of committed records finds none (markers,
-what was aborted, compacted or deleted) are answered as done.
+A cursor rests at the group's frontier in its partition: nobody has had the records from there on.
+To read a lease it goes to the lease's offsets, unless it is there, and back once the coordinator
+has answered and no lease of it is to be read. Offsets where a reader of committed records finds
+none (markers, aborted, compacted or deleted records) are answered as done.
 
-Owns the cursors' places. Never waits and never asks: what is not here yet is looked for again.
+Owns the cursors' places. Never waits and never asks: it looks again for records that are missing.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ READ_PATIENCE: Final = 5.0
 
 
 class LeaseReader:
-    """See the module. `bytes_max`: what is read ahead of the worker."""
+    """Reader of leased records. `bytes_max`: bound of the bytes read ahead of the worker."""
 
     def __init__(
         self, reader: GroupReader, leases: OpenLeases, counts: dict[str, int], bytes_max: int
@@ -132,8 +132,11 @@ class LeaseReader:
 
     # --- reading ---
     def read(self, wanted: int, now: float) -> None:
-        """Let so many leased records stand in the queue, as far as they are here. A partition has
-        one cursor: it stays where it waits for records, though another lease lies elsewhere."""
+        """Fills the queue up to so many leased records, as far as they are here.
+
+        A partition has one cursor: it stays where it waits for records, though another lease lies
+        elsewhere.
+        """
         size = 0
         awaited: set[TopicPartition] = set()
         for held in self._leases:
@@ -214,7 +217,10 @@ class LeaseReader:
         return size
 
     def _fetch_bytes(self, held: OpenLease, span: UnreadSpan) -> int:
-        """What to decode at once. Behind what is leased again stands what others have, or had."""
+        """Returns how many bytes to decode at once.
+
+        Others have, or had, the records behind a span that is leased again.
+        """
         if span.end >= self._frontiers.get(held.name, 0):
             return FETCH_BYTES
         return min(FETCH_BYTES, 1 + int(self._bytes_each * (span.end - span.first)))

@@ -1,4 +1,4 @@
-"""What a worker holds, and what it has answered: collected here, sent by `exchange`.
+"""Collects the leases of a worker and its answers, which `exchange` sends.
 
 A lease holds offsets of one partition. Answers are lists that only grow, with how far they were
 sent, so an interrupt or a lost connection loses none: at worst one is sent again, which the
@@ -60,10 +60,13 @@ class _Said(NamedTuple):
 
 
 class OpenLease:
-    """See the module. `unread`: what is still to be read; `left`: what the coordinator has no
-    answer for yet, as far as is known. `is_void`: nobody holds it any more. `stuck_since`: when a
-    try to read on brought nothing first. `ends_at`: when others may have what was not extended
-    (monotonic). `clock_us`: what the coordinator's clock is ahead of the monotonic one."""
+    """A lease of a worker.
+
+    `unread`: offsets still to be read. `left`: offsets that the coordinator has no answer for yet,
+    as far as is known. `is_void`: nobody holds it any more. `stuck_since`: when a try to read on
+    brought nothing first. `ends_at`: when others may have the records that were not extended
+    (monotonic). `clock_us`: by how much the coordinator's clock is ahead of the monotonic one.
+    """
 
     __slots__ = ("accepted", "accepted_sent", "clock_us", "ends_at", "is_void", "left", "name",
                  "number", "others", "others_sent", "stuck_since", "topic_id",
@@ -97,7 +100,7 @@ class OpenLease:
 
     @property
     def unanswered(self) -> Runs:
-        """What nobody has answered for, sent or not."""
+        """Offsets without any answer, sent or not."""
         answered = [*runs_of(self.accepted[self.accepted_sent :])]
         answered += [
             (one.first, one.end)
@@ -107,7 +110,7 @@ class OpenLease:
 
 
 class _Part(NamedTuple):
-    """What of a lease goes with a request: its answers up to these places, which name `runs`."""
+    """Part of a lease in a request: its answers up to these places, which name `runs`."""
 
     held: OpenLease
     accepted: int
@@ -126,7 +129,7 @@ NOTHING: Final = Outgoing([], [])
 
 
 class OpenLeases:
-    """See the module. `waiting`: answers given since the last request, about."""
+    """Open leases of a worker. `waiting`: answers given since the last request, about."""
 
     def __init__(self, group: str, counts: dict[str, int], member_id: Callable[[], str]) -> None:
         self.group = group
@@ -275,7 +278,7 @@ class OpenLeases:
             self._transacted.popleft()  # last: after an interrupt it is done again
 
     def outgoing(self) -> Outgoing:
-        """What is to be sent next, as much as one request takes."""
+        """Returns the answers to send next, as many as one request takes."""
         self.waiting = 0  # first: what comes meanwhile counts for the next one
         answers: list[LeaseAnswer] = []
         parts: list[_Part] = []
@@ -312,7 +315,7 @@ class OpenLeases:
 
 
 class _Room:
-    """What a request still takes."""
+    """Room that is left in a request."""
 
     def __init__(self) -> None:
         self.runs = RUNS_PER_REQUEST

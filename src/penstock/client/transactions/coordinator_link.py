@@ -1,8 +1,8 @@
 """Requests to the node's coordinator, each asked again until it has an answer.
 
-What is asked so is decided once, however often it is asked: a request whose answer was lost with
-its node is simply repeated to the next one. An attachment of its own, so that a slow answer keeps
-no record waiting. Thread-safe, one request at a time.
+The coordinator decides each request once, however often it is asked. If an answer is lost with its
+node, the link repeats the request to the next one. The link has an attachment of its own, so that a
+slow answer keeps no record waiting. Thread-safe, one request at a time.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ RETRY_LAST: Final = 1.0
 
 
 class CoordinatorLink:
-    """See the module."""
+    """Link to the node's coordinator. It asks each request again until it has an answer."""
 
     def __init__(self, socket: Place, client_id: str) -> None:
         self._socket = socket

@@ -1,4 +1,4 @@
-"""What transactional producers and stages have in common: records under an identity of their own.
+"""Common part of transactional producers and stages: records under an identity of their own.
 
 Owns how a producer's batches come to be those of a transaction: its sender, its identity, when its
 records are welcome. Never begins or ends one.
@@ -40,8 +40,11 @@ class Identity(NamedTuple):
 
 
 class TransactionPolicy:
-    """See the module. `check` raises unless a transaction is open; a stage has one from the start.
-    `link` is closed with the producer."""
+    """Policy of a producer with an identity.
+
+    `check` raises unless a transaction is open; a stage has one from the start. `link` is closed
+    with the producer.
+    """
 
     sender: TransactionalOutbox
 

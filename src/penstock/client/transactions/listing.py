@@ -1,4 +1,4 @@
-"""What the coordinator tells of transactions, for `Admin.list_transactions`."""
+"""Lists the transactions that the coordinator knows, for `Admin.list_transactions`."""
 
 from __future__ import annotations
 

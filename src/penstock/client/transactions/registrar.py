@@ -29,7 +29,7 @@ JOIN_MAX: Final = 1.0
 
 
 class Registrar:
-    """See the module. `want` is called with the producer's lock held."""
+    """Registrar of partitions. `want` is called with the producer's lock held."""
 
     def __init__(
         self,
@@ -114,7 +114,7 @@ class Registrar:
             self._books.close()
 
     def awake(self) -> None:
-        """Something moved (lock held): whoever waits looks again."""
+        """Wakes the waiting threads, which look again (lock held)."""
         self._io.posted()
         self._io.nudge()
 

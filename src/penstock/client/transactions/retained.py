@@ -1,8 +1,8 @@
-"""Whether the logs still have what a transaction sent, asked before it is committed.
+"""Checks before a commit that the logs still have the records of a transaction.
 
-A power cut of the node's host takes what was appended and not synced, and a producer on another
-host lives on. Each log that was cut goes on in another leader epoch than the one that acknowledged.
-Only looks; whoever asks knows by which session the answer counts.
+A power cut of the node's host takes records that were appended and not synced, and a producer on
+another host lives on. Each log that was cut goes on in another leader epoch than the one that
+acknowledged. Only looks; the caller knows by which session the answer counts.
 """
 
 from __future__ import annotations

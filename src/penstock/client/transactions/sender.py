@@ -23,7 +23,7 @@ from penstock.core import errors as er
 
 
 class TransactionalOutbox(Outbox):
-    """See the module. `want` is called when there are partitions for `take_wanted`."""
+    """Outbox of a transaction. `want` is called when there are partitions for `take_wanted`."""
 
     def __init__(self, *args: Any, want: Callable[[], None], **options: Any) -> None:
         super().__init__(*args, **options)
@@ -111,8 +111,10 @@ class TransactionalOutbox(Outbox):
             self.failure = error
 
     def sweep(self) -> bool:
-        """After a failure: fail all that is not acknowledged. True if there was anything. What lies
-        in a lane may still be written, and is never shown: the transaction will not be committed.
+        """Fails all batches without an acknowledgement after a failure. True if there were any.
+
+        Batches in a lane may still be written. They are never shown, since nobody commits the
+        transaction.
         """
         if self.failure is None or not self.buffered:
             return False

@@ -40,8 +40,11 @@ logger = logging.getLogger("penstock.transactions")
 
 @dataclass(frozen=True, slots=True)
 class StagesOutcome:
-    """What was decided. `committed`: of the epoch that was asked for, by whoever asked first.
-    `decided`: the last epoch of the transaction id that is decided."""
+    """Decision on stages.
+
+    `committed`: whether the epoch is committed, as the first request decided. `decided`: the last
+    epoch of the transaction id that is decided.
+    """
 
     committed: bool
     decided: int
@@ -98,8 +101,8 @@ class Stage(Producer):
 
     @property
     def name(self) -> str:
-        """What `commit_transaction` knows it by. Raises `TransactionError` before the stage is
-        closed, and for one that lost a record: it is not to be committed."""
+        """Name of the stage for `commit_transaction`. Raises `TransactionError` before the stage
+        is closed, and for one that lost a record: it is not to be committed."""
         if not self._is_whole:
             raise er.TransactionError(
                 f"the stage of {self.transactional_id!r} (epoch {self.epoch}) has no name to "

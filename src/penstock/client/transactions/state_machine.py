@@ -22,7 +22,7 @@ from penstock.core import errors as er
 
 
 class TransactionState(Enum):
-    """See the module."""
+    """States of a transactional producer."""
 
     READY = "ready"
     OPEN = "open"
@@ -33,7 +33,7 @@ class TransactionState(Enum):
 
 
 class TransactionLife:
-    """See the module. Every method but the properties is a transition, or raises."""
+    """Life of a transactional producer. Every method but the properties is a transition."""
 
     __slots__ = ("_transactional_id", "_why", "begun", "state")
 

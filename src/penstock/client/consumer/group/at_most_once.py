@@ -1,15 +1,16 @@
 """At most once (rule 18): records are claimed, and the claim is acknowledged, before any of them is
 handed out.
 
-A claim moves what is committed of a partition from where it stands to the end of what was fetched:
-compare-and-advance, granted only to the partition's owner, idempotent by its id. Records are handed
-out only on a grant that this object received itself. While a claim's outcome is unknown the very
-same claim is asked again, across reconnects; what stays unknown is dropped. What was granted, or
-may have been, and was not handed out is counted `skipped` and told to the coordinator.
+A claim moves the committed offset of a partition to the end of the fetched records. It is a
+compare-and-advance, granted only to the partition's owner, and idempotent by its id. Records are
+handed out only on a grant that this object received itself. While the outcome of a claim is
+unknown, the same claim is asked again, across reconnects. Records of an outcome that stays unknown
+are dropped. Records that were granted, or may have been, and were not handed out are counted as
+`skipped` and told to the coordinator.
 
 A loop has two claims at work: while its body works one off, the next is asked for (`ahead`), and
 its answer is looked at when the first is used up. There is never more than one claim without an
-answer, so each begins where the group is known to stand.
+answer, so each begins at the known committed offset of the group.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from penstock.ipc.waits import Waits
 logger = logging.getLogger("penstock.consumer")
 
 CLAIM_BYTES: Final = 16 << 20
-"""What one claim takes at most of a loop that is fast enough; a claim costs a sync of the disk."""
+"""Bytes that one claim of a fast loop takes at most; each claim costs a sync of the disk."""
 KEEP_TIMEOUT: Final = 1.0
 """Seconds that committing where a partition begins may hold a poll up."""
 
@@ -47,7 +48,7 @@ class _Asked(NamedTuple):
 
 
 class Claims:
-    """See the module. `queue`: granted, and not handed out yet."""
+    """Claims of an at-most-once member. `queue`: chunks granted and not handed out yet."""
 
     def __init__(
         self,
@@ -63,13 +64,13 @@ class Claims:
         self._heads: dict[TopicPartition, int] = {}
         self._asked: _Asked | None = None
         self._posted: Posted | None = None
-        """What was asked ahead, if it was."""
+        """Claim that was asked for ahead, if there is one."""
         self._fresh: set[TopicPartition] = set()
         self._last_id = 0
         self._unreported = 0
         self.queue: deque[Chunk] = deque()
         self.given: list[Chunk] = []
-        """What a poll has taken of it, until the caller gets that."""
+        """Chunks that a poll has taken of it, until the caller gets them."""
         reader.stands = self.position
 
     def place(self, owned: Iterable[co.Owned], fresh: Iterable[TopicPartition]) -> None:
@@ -102,7 +103,7 @@ class Claims:
         return self._reader.position(*name)
 
     def seeking(self, name: TopicPartition, to: Start) -> Waits[int]:
-        """Forwards only. What is passed over is the caller's wish and not counted."""
+        """Seeks forwards only. Records that it passes over are not counted: the caller wants it."""
         self.settle()
         before = self._reader.position(*name)
         offset = yield from self._reader.seeking(*name, to)
@@ -130,7 +131,7 @@ class Claims:
 
     # --- records ---
     def settle(self) -> None:
-        """What a loop was left with, or a poll that was interrupted, comes out first."""
+        """Puts the rest of a loop, or of an interrupted poll, at the front of the queue."""
         self.take_back()
         handout = self._reader.handout
         live = handout.live
@@ -145,7 +146,7 @@ class Claims:
             deque(run[2], maxlen=0)  # the loop that walks through it goes on
 
     def take_back(self) -> None:
-        """What a poll has taken out of the queue and the caller never got stands there again."""
+        """Returns to the queue what a poll took out of it and the caller never got."""
         if self.given:
             queue = deque([*self.given, *self.queue])
             self.given, self.queue = [], queue
@@ -225,8 +226,10 @@ class Claims:
                 self._heads[name] = offset
 
     def _fetch(self, max_records: int | None) -> list[Chunk]:
-        """What is there, up to so many records or about `CLAIM_BYTES`. Interrupted before it is
-        claimed, it is fetched again."""
+        """Returns the chunks that are there, up to so many records or about `CLAIM_BYTES`.
+
+        After an interrupt before their claim they are fetched again.
+        """
         self._reader.mark()
         chunks: list[Chunk] = []
         room, size = max_records, 0
@@ -278,8 +281,10 @@ class Claims:
         self._reader.brought()
 
     def knowing(self, timeout: float | None = None) -> Waits[None]:
-        """Learn what became of the claim that was made, if one was: what is granted stands in the
-        queue afterwards. What cannot be learnt is dropped."""
+        """Learns the outcome of the claim that was made, if there is one.
+
+        Granted chunks are in the queue afterwards. Those of an unknown outcome are dropped.
+        """
         asked = self._asked
         if asked is None:
             return
@@ -319,7 +324,7 @@ class Claims:
         self._skip(gone, "it went meanwhile")
 
     def _refused(self, name: TopicPartition, claim: co.Claim, committed: int) -> None:
-        """Go on where the group stands."""
+        """Goes on at the committed offset of the group."""
         self._counts["refused_claims"] += 1
         self._reader.notice = UNSEEN
         logger.warning(

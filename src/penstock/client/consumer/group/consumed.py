@@ -1,4 +1,4 @@
-"""What was consumed, as a transaction commits it beside its records.
+"""Consumed offsets, as a transaction commits them beside its records.
 
 Owns the batch of a group, which knows under whose grants it was read, and the two calls that a
 transactional producer needs: `consumed_offsets` before the commit, `rewind` after an abort.
@@ -24,7 +24,7 @@ NO_GRANT: Final = 0
 
 @dataclass(frozen=True, slots=True)
 class GrantedPartitions:
-    """What a member owned at some time, and under which grants. Never changed: replaced.
+    """Partitions that a member owned at some time, with their grants. Never changed: replaced.
 
     `rewinds`: how often a partition was rewound until then, and the least offset it went back to.
     """
@@ -89,8 +89,10 @@ class GroupBatch(RecordBatch):
         return self.consumed_under(self.ownership)
 
     def consumed_under(self, now: GrantedPartitions) -> GroupOffsets:
-        """The same. What was rewound since comes again, so it is named under a grant that nobody
-        has: a transaction with it is refused as stale."""
+        """Returns the same offsets, with the rewound partitions under a grant that nobody has.
+
+        Rewound records come again, so a transaction with them is refused as stale.
+        """
         ends = {(chunk.topic, chunk.partition): chunk for chunk in self.chunks}
         owner = self.ownership
         return GroupOffsets(
@@ -107,15 +109,15 @@ class GroupBatch(RecordBatch):
 
 
 def as_batch(batch: object) -> GroupBatch:
-    """What a group's consumer brought, as it is. TypeError for anything else."""
+    """Returns a batch that a group's consumer brought, as it is. TypeError for anything else."""
     if isinstance(batch, GroupBatch):
         return batch
     raise TypeError(f"a batch that a group's consumer brought is wanted, not {batch!r}")
 
 
 Committed: TypeAlias = "GroupBatch | Record | Mapping[TopicPartition, int]"
-"""What `commit` takes: a batch, or a part of it; a record, with all before it in its partition; the
-offset of the next record wanted, by (topic, partition)."""
+"""Input of `commit`: a batch, or a part of it; a record, with all before it in its partition; or
+the offset of the next record wanted, by (topic, partition)."""
 
 
 def as_committed(given: object) -> Committed:
@@ -137,7 +139,7 @@ def as_committed(given: object) -> Committed:
 
 
 Consumed: TypeAlias = "GroupBatch | OffsetSource | Iterable[GroupBatch | OffsetSource]"
-"""What a transaction takes: a batch of a group, a group's consumer (all it handed out), several."""
+"""Input of a transaction: a group's batch, a group's consumer (all it handed out), or several."""
 
 
 def _each(consumed: Consumed | None) -> list[GroupBatch | OffsetSource]:
@@ -154,8 +156,10 @@ def _each(consumed: Consumed | None) -> list[GroupBatch | OffsetSource]:
 
 
 def check_consumed(consumed: Consumed | None) -> Consumed | None:
-    """What a transaction may commit and, after an abort, bring again; an iterable as a list. Raises
-    `ConfigError`."""
+    """Returns the input if a transaction may commit it and bring it again after an abort.
+
+    Returns an iterable as a list. Raises `ConfigError`.
+    """
     found = _each(consumed)
     for each in found:
         source = each.source if isinstance(each, GroupBatch) else each
@@ -168,13 +172,16 @@ def check_consumed(consumed: Consumed | None) -> Consumed | None:
 
 
 def batch_offsets(batch: GroupBatch) -> GroupOffsets:
-    """What to commit for a batch, as the consumer that brought it says."""
+    """Returns the offsets to commit for a batch, from the consumer that brought it."""
     return batch.consumed if batch.source is None else batch.source.offsets_of(batch)
 
 
 def consumed_offsets(consumed: Consumed | None) -> list[GroupOffsets]:
-    """What to commit with a transaction's records: of several batches of a partition the furthest,
-    in whatever order they are named. Raises `ConfigError` for what no group's consumer brought."""
+    """Returns the offsets to commit with a transaction's records.
+
+    Of several batches of a partition it takes the furthest, in any order. Raises `ConfigError`
+    for input that no group's consumer brought.
+    """
     found: dict[tuple[str, str], dict[tuple[bytes, int, int], OffsetCommit]] = {}
     for each in _each(consumed):
         offsets = batch_offsets(each) if isinstance(each, GroupBatch) else each.offsets_of()

@@ -151,16 +151,16 @@ class GroupConsumer(Closing, api_hints.Elsewhere):
                 raise
 
     def joining(self) -> Waits[None]:
-        """Become a member; done by the constructor, unless it was given a session. What it owns is
-        taken on by the first poll."""
+        """Becomes a member; the constructor does so, unless it was given a session. The first poll
+        takes on its partitions."""
         yield from self._reader.finding(self._topics)
         yield from self._member.joining()
 
     # --- reading ---------------------------------------------------------------------------------
     def poll(self, max_records: int | None = None, timeout: float | None = 0.0) -> GroupBatch:
-        """Records that are there, or come within `timeout` seconds (None: wait for ever).
+        """Returns records that are there, or come within `timeout` seconds (None: no limit).
 
-        What earlier polls brought counts as done from here on. Nothing there is an empty batch, and
+        Records of earlier polls count as done from here on. Nothing there is an empty batch, and
         so is a member without partitions. Raises what `Consumer.poll` raises, and what listeners
         raise.
         """
@@ -278,7 +278,7 @@ class GroupConsumer(Closing, api_hints.Elsewhere):
 
     @property
     def loop_size(self) -> int | None:
-        """What a loop over records polls for."""
+        """Number of records that a loop over records polls for."""
         return self._looping.claim_size if self._claims is not None else None
 
     def unpack(self, batch: GroupBatch) -> Iterator[Record]:
@@ -295,7 +295,7 @@ class GroupConsumer(Closing, api_hints.Elsewhere):
                 yield rows
 
     def runs(self, batch: GroupBatch) -> Runs:
-        """What a loop over records walks through; None: `attending` is to be carried out."""
+        """Returns the runs of a loop over records; None: `attending` is to be carried out."""
         if self._claims is not None:
             self._claims.take_back()
             self._reader.brought()
@@ -322,7 +322,7 @@ class GroupConsumer(Closing, api_hints.Elsewhere):
 
     # --- between two batches ---------------------------------------------------------------------
     def attending(self) -> Waits[None]:
-        """What falls due between two batches: a commit, another assignment, a sign of life."""
+        """Does what is due between two batches: a commit, another assignment, a sign of life."""
         self._reader.check_usable()
         yield from self._reader.minding(LOOK_SECONDS)  # who always has records never sleeps on it
         now = time.monotonic()
@@ -404,7 +404,7 @@ class GroupConsumer(Closing, api_hints.Elsewhere):
             self._out = None
 
     def offsets_of(self, batch: GroupBatch | None = None) -> co.GroupOffsets:
-        """What a transaction has to commit for a batch, or for all that was handed out."""
+        """Returns the offsets a transaction commits for a batch, or for all that was handed out."""
         if batch is not None:
             return batch.consumed_under(self._member.ownership)
         if self._is_rewinding:
@@ -416,9 +416,9 @@ class GroupConsumer(Closing, api_hints.Elsewhere):
         return self._commits.handed_out()
 
     def rewind(self, batch: GroupBatch | None = None) -> None:
-        """Bring it again: a batch, or all above what is committed. Partitions that others own by
-        now are left to them. Refused at-most-once. What is committed by transactions the node has
-        to say; while it does not, no poll brings anything."""
+        """Brings a batch again, or all above the committed offsets. Partitions that others own by
+        now are left to them. Refused at-most-once. The node has to tell the offsets that
+        transactions committed; while it does not, no poll brings anything."""
         run(self.rewinding(batch))
 
     def rewinding(self, batch: GroupBatch | None = None) -> Waits[None]:
@@ -453,7 +453,7 @@ class GroupConsumer(Closing, api_hints.Elsewhere):
         return self._reader.position(topic, partition)
 
     def committed(self) -> dict[TopicPartition, int | None]:
-        """What is committed of its partitions (None: nothing yet), as this member knows it."""
+        """Returns the committed offsets as this member knows them. None: nothing is yet."""
         if self._claims is not None:
             return self._claims.committed()
         return self._commits.committed()
@@ -464,13 +464,13 @@ class GroupConsumer(Closing, api_hints.Elsewhere):
         return self._reader.assignment()
 
     def _following(self) -> Waits[None]:
-        """Let the assignment be what the coordinator last said, unless a loop stands within it."""
+        """Takes over the coordinator's last assignment, unless a loop is in the middle of it."""
         if not self._reader.handout.is_live and self._reader.is_disturbed():
             yield from self.attending()
 
     def seek(self, topic: str, partition: int, to: Start) -> int:
-        """Go on elsewhere; returns the offset that `to` meant. What is committed follows with the
-        next commit. At-most-once only forwards."""
+        """Goes on elsewhere; returns the offset that `to` meant. The committed offset follows with
+        the next commit. At-most-once only forwards."""
         return run(self.seeking(topic, partition, to))
 
     def seeking(self, topic: str, partition: int, to: Start) -> Waits[int]:
@@ -560,9 +560,9 @@ class GroupConsumer(Closing, api_hints.Elsewhere):
         return f"{who}: {shortened(where) or 'no partitions yet, a poll takes them on'}"
 
     def close(self) -> None:
-        """Commit what is done (at-least-once), leave the group, give the attachment back.
+        """Commits what is done (at-least-once), leaves the group, gives the attachment back.
 
-        What was handed out last is done only if more was asked for, or `commit` was called.
+        The last records handed out are done only if more was asked for, or `commit` was called.
         """
         run(self.closing())
 

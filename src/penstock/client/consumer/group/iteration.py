@@ -27,7 +27,7 @@ slower one would gain nothing, and lose one more record when it dies."""
 
 
 class Looping:
-    """See the module. `is_due` tells, by the time after a run, whether the group wants its due."""
+    """Loop over records in runs. `is_due` tells, by the time after a run, if the group is due."""
 
     def __init__(self, reader: GroupReader, is_due: Callable[[float], bool]) -> None:
         self._reader = reader
@@ -37,8 +37,10 @@ class Looping:
     def begin(
         self, batch: GroupBatch, now: GrantedPartitions
     ) -> list[tuple[AssignedPartition, Chunk]]:
-        """What `runs` is to hand out: not what was given to others since it was brought, or sought.
-        Nothing counts as brought until it is handed out."""
+        """Returns the chunks for `runs`, without partitions given away or sought since the poll.
+
+        Nothing counts as brought until it is handed out.
+        """
         partitions = self._reader.partitions
         todo = [
             (partitions[name], chunk)
@@ -83,13 +85,16 @@ class Looping:
 
     @property
     def claim_size(self) -> int:
-        """What a claim brings: as much as the loop works off in a tenth of a second, or half of it
-        where the next one is asked for meanwhile. What is claimed and not handed out is lost."""
+        """Number of records of a claim: the work of the loop in a tenth of a second.
+
+        It is half of that where the next claim is asked for meanwhile. Records that are claimed
+        and not handed out are lost.
+        """
         records = self.pace.records
         return records if records < AHEAD_MIN else records // 2
 
     def claimed(self, claims: Claims) -> Runs:
-        """What was claimed, and stands in the queue."""
+        """Yields the runs of the claimed chunks in the queue."""
         handout = self._reader.handout
         if self.pace.records >= AHEAD_MIN:
             claims.ahead(self.claim_size)

@@ -46,7 +46,7 @@ class Posted(NamedTuple):
 
 
 class GroupMembership:
-    """See the module. `join`: how it joins; its member id is filled in."""
+    """Membership in a group. `join`: how it joins; its member id is filled in."""
 
     def __init__(self, reader: GroupReader, join: co.JoinGroup, timeout: float) -> None:
         self._reader = reader
@@ -103,7 +103,7 @@ class GroupMembership:
         yield from self.syncing()
 
     def syncing(self, released: Sequence[co.Release] = ()) -> Waits[co.GroupAssignment]:
-        """What is ours now. Raises `UnknownMemberError` and what `asking` raises."""
+        """Returns the assignment. Raises `UnknownMemberError` and the errors of `asking`."""
         deadline = time.monotonic() + self._timeout
         yield from self.being_known(self._timeout)
         parts = list(_parts(released)) or [[]]
@@ -226,6 +226,6 @@ def stale_error(group: str, names: Collection[TopicPartition]) -> er.StaleGenera
 
 
 def _parts(items: Sequence[Item]) -> Iterator[list[Item]]:
-    """What one message takes, one after the other."""
+    """Yields the items in parts, each as large as one message takes."""
     for start in range(0, len(items), co.PARTITIONS_MAX):
         yield list(items[start : start + co.PARTITIONS_MAX])

@@ -1,7 +1,7 @@
-"""How far a member is done, and telling the coordinator so.
+"""Tracks how far a member is done, and tells the coordinator.
 
-Owns what is known to be committed. "Done" is what was handed out before more was asked for; of a
-loop that stands within a run, everything before the record in hand.
+Owns the known committed offsets. A record is done if it was handed out before more was asked for.
+In a loop within a run, every record before the one in hand is done.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Offsets = dict[TopicPartition, tuple[int, int]]
 
 
 class Commits:
-    """See the module. `at`: when the next automatic commit is due (monotonic seconds)."""
+    """Commits of a member. `at`: when the next automatic one is due (monotonic seconds)."""
 
     def __init__(
         self, reader: GroupReader, member: GroupMembership, counts: dict[str, int], interval: float
@@ -46,15 +46,18 @@ class Commits:
         self.at = 0.0
 
     def place(self, owned: Iterable[co.Owned]) -> None:
-        """These came, and the reader stands where they begin."""
+        """Adds partitions that came; the reader is where each of them begins."""
         for one in owned:
             name = one.topic, one.partition
             self._begun[name] = self._reader.partitions[name].offset
             self._committed[name] = one.offset
 
     def leave(self, names: Iterable[TopicPartition]) -> None:
-        """These go, and transactions commit here: one that has to do with what was handed out of
-        them is refused, since whoever owns them next brings that again."""
+        """Removes partitions that go, where transactions commit.
+
+        A transaction with records handed out of them is refused, since their next owner brings
+        these again.
+        """
         owner, handed = self._member.ownership, self._handed()
         for name in names:
             done = self._offered.pop(name, self._begun.get(name))
@@ -108,8 +111,10 @@ class Commits:
         }
 
     def handed_out(self) -> co.GroupOffsets:
-        """What a transaction commits for all that was handed out since it came, or was committed by
-        this member."""
+        """Returns the offsets that a transaction commits for all records handed out.
+
+        It starts where the partition came, or where this member committed last.
+        """
         owner, handed = self._member.ownership, self._handed()
         offsets = [
             owner.commit_of(name, *place)
@@ -120,8 +125,10 @@ class Commits:
         return co.GroupOffsets(owner.group, owner.member_id, [*self._left.values(), *offsets])
 
     def out_but(self, out: GroupBatch | None, name: TopicPartition) -> GroupBatch | None:
-        """What is in the caller's hands while it seeks in that partition: of other partitions the
-        batch, or the record in hand of a loop, which the seek ends."""
+        """Returns the records in the caller's hands, without the partition where it seeks.
+
+        They are of its batch, or the record in hand of a loop, which the seek ends.
+        """
         in_hand = self._reader.handout.in_hand
         chunks = list(out.chunks) if out is not None else [in_hand] if in_hand is not None else []
         kept = [chunk for chunk in chunks if (chunk.topic, chunk.partition) != name]
@@ -208,8 +215,11 @@ class Commits:
     def _placed(
         self, given: Record | Mapping[TopicPartition, int]
     ) -> tuple[Offsets, list[TopicPartition]]:
-        """What to commit for a record or for offsets by name, and of which others own it by now. A
-        record above where its partition stands is of before that came back, or was sought."""
+        """Returns the offsets to commit, and the partitions that others own by now.
+
+        A record above the place of its partition was read before a seek, or before the partition
+        came back.
+        """
         is_record = isinstance(given, Record)
         places = (
             {(given.topic, given.partition): given.offset + 1}

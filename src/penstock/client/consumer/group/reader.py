@@ -1,7 +1,7 @@
 """The reading half of a group's consumer: a `Consumer` that is told what to read, and from where.
 
-Owns cursors and sleeping. What belongs to whom is decided elsewhere; here the notice word of the
-client slot is only looked at, so that a change ends a sleep.
+Owns cursors and sleeping. Other modules decide the owners of partitions. This one only looks at the
+notice word of the client slot, so that a change ends a sleep.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ UNSEEN = -1
 
 
 class GroupReader(Consumer):
-    """See the module."""
+    """Consumer that is told what to read, and from where."""
 
     def __init__(self, socket: Place, **options: Any) -> None:
         self.stands: Callable[[TopicPartition], int] | None = None
-        """Where its owner stands, if that claims ahead of it and never goes back."""
+        """Position of its owner, if that claims ahead of it and never goes back."""
         self.notice = UNSEEN
         self.from_start: set[str] = set()
         """Topics that begin at their start, whatever `start` says."""
@@ -56,7 +56,7 @@ class GroupReader(Consumer):
 
     @property
     def partitions(self) -> dict[TopicPartition, AssignedPartition]:
-        """What is read, by name."""
+        """Partitions that it reads, by name."""
         return self._assigned
 
     def reads(self, partition: AssignedPartition) -> bool:
@@ -64,8 +64,10 @@ class GroupReader(Consumer):
 
     # --- what is read ---
     def placing(self, owned: Sequence[Owned]) -> Waits[list[TopicPartition]]:
-        """Read these too, from where the group stands; those where it stands nowhere yet begin
-        at `start`, and are returned."""
+        """Adds these partitions, each from the committed offset of the group.
+
+        Those without a committed offset begin at `start`, and are returned.
+        """
         assigned = dict(self._assigned)
         fresh = []
         for one in owned:
@@ -84,8 +86,10 @@ class GroupReader(Consumer):
         return fresh
 
     def _suspect(self) -> None:
-        """Look for partitions whose log may have been cut below where the group stands (rule 15):
-        nothing else would tell before it has grown past that again."""
+        """Looks for partitions: a cut of the log may have gone below the group's offset (rule 15).
+
+        Nothing else would tell before the log has grown past that offset again.
+        """
         self._suspects = [part for part in self._assigned.values() if part.is_suspect]
 
     def is_open(self, one: Owned) -> bool:
@@ -118,7 +122,7 @@ class GroupReader(Consumer):
         return slot is not None and slot.notice != self.notice
 
     def begin(self) -> None:
-        """The caller asks for more: publish where it stands."""
+        """Publishes the positions, since the caller asks for more."""
         self._check_usable()
         self.mark()
         self._published.positions()
@@ -133,12 +137,12 @@ class GroupReader(Consumer):
         return self._last.is_torn
 
     def mark(self) -> None:
-        """Where it stands now is where an interrupt leads back to."""
+        """Marks the current positions as those that an interrupt leads back to."""
         self.go_back()
         self._last.begin()
 
     def gather(self, max_records: int | None) -> Sequence[Chunk]:
-        """What is there now. Once the caller gets it, `brought` is to be called."""
+        """Returns the chunks that are there now. `brought` follows once the caller gets them."""
         while self._suspects:
             if self.reads(self._suspects[-1]):
                 self._check(self._suspects[-1])
@@ -170,7 +174,7 @@ class GroupReader(Consumer):
 
     @property
     def noticed(self) -> int:
-        """What stands in the notice word now."""
+        """Current value of the notice word."""
         slot = self._session.slot
         return UNSEEN if slot is None else slot.notice
 

@@ -1,4 +1,4 @@
-"""What a rebalance means to a member: listeners, letting go, taking on, in the caller's thread.
+"""Applies a rebalance to a member: calls listeners, lets go, takes on, in the caller's thread.
 
     what the coordinator answers        what happens here
     a partition that was not ours       taken on from what is committed, then on_assigned
@@ -37,11 +37,11 @@ UNOPENED_EVERY: Final = 0.05
 NAMED_MAX: Final = 8
 """Partitions that a line of the log names."""
 LOOK_SECONDS: Final = 0.02
-"""What looking for a lost node may take of a poll that has other things to do."""
+"""Seconds that looking for a lost node may take of a poll that has other things to do."""
 
 
 class Owner(Protocol):
-    """Who commits, drops and reads."""
+    """The consumer, which commits, drops and reads."""
 
     def letting_go(self, names: Sequence[TopicPartition], *, lost: bool) -> Waits[None]: ...
 
@@ -49,7 +49,7 @@ class Owner(Protocol):
 
 
 class Changes:
-    """See the module. `listeners`: on_assigned, on_revoked, on_lost."""
+    """Changes of a member's assignment. `listeners`: on_assigned, on_revoked, on_lost."""
 
     def __init__(
         self,

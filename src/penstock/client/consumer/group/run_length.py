@@ -15,7 +15,7 @@ RECORDS_MAX: Final = 1 << 20
 
 
 class RunPace:
-    """See the module. `records` is the length of the next run."""
+    """Pace of a loop over records. `records` is the length of the next run."""
 
     __slots__ = ("records",)
 
