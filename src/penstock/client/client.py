@@ -102,7 +102,7 @@ class Client(Closing):
         is_last: bool = False,
         timeout: float = 30.0,
     ) -> StagesOutcome:
-        """Commit these stages (see `Stage.name`) and abort all others of the id up to this epoch;
+        """Commits these stages (see `Stage.name`), aborts all others of the id up to this epoch;
         `commit=False` aborts all. Done again, by whomever, it changes nothing: the answer is what
         was decided first. `is_last`: no later epoch of the id will come, so the node forgets it
         some 15 minutes after.
@@ -119,7 +119,7 @@ class Client(Closing):
     def end_stages(
         self, transactional_id: str, stages: Iterable[str], *, timeout: float = 30.0
     ) -> None:
-        """Give these stages up, so that they hold no reader back. Those that are decided, or gone,
+        """Gives these stages up, so that they hold no reader back. Those that are decided, or gone,
         stay as they are; of their epoch nothing is decided."""
         self._check_open()
         end_stages(
@@ -182,7 +182,7 @@ class Client(Closing):
             raise er.ClosedError("this client is closed")
 
     def close(self) -> None:
-        """Close everything made from this client; the first error is raised after that."""
+        """Closes everything made from this client; the first error is raised after that."""
         self._closed = True
         failure: Exception | None = None
         for made in self.made.alive().values():
@@ -206,7 +206,7 @@ def connect(
     transport: Transport = "auto",
     keys: Keys = None,
 ) -> Client:
-    """Connect to a node: `shm://` (the default node of this user), `shm://NAME`,
+    """Connects to a node: `shm://` (the default node of this user), `shm://NAME`,
     `shm:///PATH/OF/DATA/FOLDER`, or `tcp://HOST:PORT`, with more after commas for what answers
     first. Without a URL: `$PENSTOCK_URL`, else `shm://`.
 

@@ -93,7 +93,7 @@ _is_over = False
 
 
 def remember(producer: _Producer) -> None:
-    """Close it when this process ends, unless it is forgotten before."""
+    """Closes it when this process ends, unless it is forgotten before."""
     _open.add(producer)
     _register_with_multiprocessing()
 
@@ -103,7 +103,7 @@ def forget(producer: _Producer) -> None:
 
 
 def remember_member(member: _Member) -> None:
-    """Have it leave its group when this process ends, unless it is forgotten before."""
+    """Makes it leave its group when this process ends, unless it is forgotten before."""
     _members.add(member)
     _register_with_multiprocessing()
 
@@ -153,7 +153,7 @@ def _end_of_child() -> None:
 
 
 def end() -> None:
-    """Close them all, and say what is lost. Called once, by the end of the process."""
+    """Closes them all, and says what is lost. Called once, by the end of the process."""
     global _is_over
     _is_over = True
     _Leaving(list(_open), list(_members)).leave()
@@ -181,7 +181,7 @@ class _Leaving:
                 self._part(member)
 
     def _begin(self) -> None:
-        """Have all of them send at once; say so where that takes a while."""
+        """Makes all of them send at once; says so where that takes a while."""
         told: queue.SimpleQueue[None] = queue.SimpleQueue()
         until = self._since + SILENT_MAX
         try:
@@ -196,7 +196,7 @@ class _Leaving:
                     _tell(f"{said}; waiting for up to delivery_timeout, Ctrl-C gives them up")
 
     def _close(self, producer: _Producer) -> None:
-        """Close one, and keep what it could not deliver and nobody has asked about."""
+        """Closes one, and keeps what it could not deliver and nobody has asked about."""
         until = self._since + producer.config.delivery_timeout
         self._try(lambda: producer.unthreaded.hand_over(until))
         self._try(lambda: producer.close(max(0.0, until + EXPIRY_SLACK - time.monotonic())))

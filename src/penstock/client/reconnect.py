@@ -77,7 +77,7 @@ class Attachment:
         return Session.attaching(socket, lo.KIND_CONSUMER, client_id=client_id, timeout=timeout)
 
     def sleeping(self, bound: float, spin_for: float, found: Callable[[], bool]) -> Waits[None]:
-        """Wait for a doorbell by the protocol of rule 13."""
+        """Waits for a doorbell by the protocol of rule 13."""
         slot, doorbell = self.session.slot, self.session.doorbell
         if slot is None:
             yield Wait(min(bound, NO_SLOT_NAP))
@@ -101,7 +101,7 @@ class Attachment:
             slot.publish_sleeping(0)
 
     def minding(self, reader: Reader, left: float) -> Waits[None]:
-        """Notice that the node went away; look for it again now and then."""
+        """Notices that the node went away; looks for it again now and then."""
         now = time.monotonic()
         if self._lost_at is None:
             farewell = self.session.farewell()
@@ -147,13 +147,13 @@ class Attachment:
                 raise
 
     def give_up(self) -> None:
-        """Leave a try that is unfinished: what it would have found is not wanted any more."""
+        """Leaves a try that is unfinished: what it would have found is not wanted any more."""
         steps, self._try = self._try, None
         if steps is not None:
             steps.close()
 
     def reconnecting(self, reader: Reader, timeout: float) -> Waits[None]:
-        """Attach again and go on with the same topics there. When it raises, nothing changed."""
+        """Attaches again, and goes on with the same topics. When it raises, nothing changed."""
         session = yield from self.attaching(
             self._socket, client_id=self._client_id, timeout=timeout
         )

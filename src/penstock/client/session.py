@@ -139,7 +139,7 @@ class Session:
         resume: int | None = None,
         remote: ms.RemotePeer | None = None,
     ) -> Session:
-        """Connect and say hello, retrying within `timeout` seconds while no node listens. None:
+        """Connects and says hello, retrying within `timeout` seconds while no node listens. None:
         5 s, but less than one where nothing listens and no node is starting.
 
         Raises `NotConnectedError` when none came, `AttachRefusedError` (or what the node named)
@@ -225,7 +225,7 @@ class Session:
         raise refusal(reply, socket)
 
     def request(self, message: msgspec.Struct, expect: type[Reply], timeout: float) -> Reply:
-        """Ask the node; raises what a `Refused` names, `PenstockTimeout`, `NotConnectedError`."""
+        """Asks the node; raises what a `Refused` names, `PenstockTimeout`, `NotConnectedError`."""
         return run(self.requesting(message, expect, timeout))
 
     def requesting(
@@ -277,7 +277,7 @@ class Session:
             ) from error
 
     def post(self, message: msgspec.Struct) -> int:
-        """Send a request and wait for nothing; the ticket by which `collecting` brings the answer.
+        """Sends a request without a wait; returns a ticket by which `collecting` gets the answer.
 
         Raises `BlockingIOError` where it would have to wait, and `NotConnectedError`."""
         self._kept = None
@@ -360,7 +360,7 @@ class Session:
         return reply.message if isinstance(reply, ms.Refused) else f"unexpected {reply!r}"
 
     def close(self, *, polite: bool = True, patience: float = SEND_TIMEOUT) -> None:
-        """Hang up and unmap. `polite=False` in a forked child, which must not speak. `patience`:
+        """Hangs up and unmaps. `polite=False` in a forked child, which must not speak. `patience`:
         seconds for which a node that reads nothing is waited for."""
         if polite:
             # Without a node there is nobody left who would have to forget this client.

@@ -15,7 +15,7 @@ _gate = threading.Lock()
 
 
 def start(thread: threading.Thread) -> None:
-    """Start a thread, and wait until it runs. After an interrupt it starts all the same; done
+    """Starts a thread, and waits until it runs. After an interrupt it starts all the same; done
     again, this starts it once."""
     failures: list[BaseException] = []
     begun = threading.Lock()

@@ -35,8 +35,8 @@ LOCAL_WITHIN: Final = 1.0
 def reaching(
     url: str, *, transport: Transport, keys: Keys, client_id: str, timeout: float | None
 ) -> Waits[Place]:
-    """Find out that a node is there, and by which way. `timeout` bounds the wait for it; None: 5 s,
-    but less than one where nothing listens and no node is starting."""
+    """Finds out that a node is there, and by which way. `timeout` bounds the wait; None: 5 s, but
+    less than one where nothing listens and no node is starting."""
     check_choice("transport", transport, ("auto", "tcp"))
     place = place_of(url, keys)
     if not isinstance(place, RemoteAddress):

@@ -136,7 +136,7 @@ class Admin(Closing):
         if_not_exists: bool = False,
         **settings: Any,
     ) -> bool:
-        """Make a topic and open its partitions; True: it is new.
+        """Makes a topic and opens its partitions; True: it is new.
 
         Made of a `TopicConfig`, or of its fields by name (`partitions=3`, of which a lone number is
         short for). `if_not_exists`: a topic that is there already stays as it is. Raises
@@ -152,17 +152,17 @@ class Admin(Closing):
         return True
 
     def alter_topic(self, name: str, **changes: Any) -> None:
-        """Change settings of a topic while it is in use (the fields of `TopicConfig`); nothing is
+        """Changes settings of a topic while it is in use (the fields of `TopicConfig`); nothing is
         restarted. Raises `ConfigError`, `UnknownTopicError`."""
         settings = altered(self._find(name).settings, changes)
         self._ask(ms.AlterTopic(name, settings), ms.TopicFound)
 
     def add_partitions(self, name: str, total: int) -> None:
-        """Grow a topic to `total` partitions. Keys of old records stay where they are."""
+        """Grows a topic to `total` partitions. Keys of old records stay where they are."""
         self.alter_topic(name, partitions=total)
 
     def delete_topic(self, name: str) -> None:
-        """Delete a topic and its records. Raises `UnknownTopicError`."""
+        """Deletes a topic and its records. Raises `UnknownTopicError`."""
         self._ask(ms.DeleteTopic(as_topic(name)), ms.Done)
 
     def trim(
@@ -245,7 +245,7 @@ class Admin(Closing):
     def elect_leaders(
         self, topic: str | None = None, partition: int | None = None, *, unclean: bool = False
     ) -> int:
-        """Have the first replica of each partition lead (None: of all), where it is in sync; how
+        """Makes the first replica of each partition lead (None: of all), where it is in sync; how
         many have another leader by that. `unclean`: where nobody of the in-sync replicas is there,
         have any replica lead that is; records that it does not have are lost."""
         return ClusterAdmin(self._ask).elect(topic, partition, unclean=unclean)
@@ -258,8 +258,8 @@ class Admin(Closing):
         *,
         replication_factor: int | None = None,
     ) -> None:
-        """Move a partition to these brokers, the preferred leader first, or have so many replicas
-        of it: those that it has stay as far as they can. It goes on in the background:
+        """Moves a partition to these brokers, the preferred leader first, or gives it so many
+        replicas: those that it has stay as far as they can. It goes on in the background:
         `describe_partitions` shows it as `target` until then. Raises `ConfigError`, also for fewer
         replicas than `min_insync_replicas`."""
         ClusterAdmin(self._ask).reassign(as_topic(topic), partition, replicas, replication_factor)
@@ -275,7 +275,7 @@ class Admin(Closing):
         ClusterAdmin(self._ask).reassign(as_topic(topic), None, replicas, replication_factor)
 
     def remove_broker(self, broker: int) -> None:
-        """Take a broker that is stopped for good out of the quorum, and off the list if it has no
+        """Takes a broker that is stopped for good out of the quorum, and off the list if it has no
         replicas any more. Raises `ConfigError` while it is up."""
         ClusterAdmin(self._ask).remove(broker)
 
@@ -308,12 +308,12 @@ class Admin(Closing):
         return self._shares().describe(group, sample)
 
     def pause_share_group(self, group: str, *, reason: str = "") -> None:
-        """Have no worker get further jobs of a share group; answers are taken, waits go on. One
+        """Lets no worker get further jobs of a share group; answers are taken, waits go on. One
         that is paused stays so, as it is. Raises `GroupError` for a group that is not there."""
         self._shares().pause(group, reason)
 
     def resume_share_group(self, group: str) -> None:
-        """Have a share group deliver again, by whom it was paused; its breaker begins to count."""
+        """Lets a share group deliver again, by whom it was paused; its breaker begins to count."""
         self._shares().resume(group)
 
     def _shares(self) -> ShareGroupAdmin:
@@ -330,7 +330,7 @@ class Admin(Closing):
         dry_run: bool = False,
         allow_redelivery: bool = False,
     ) -> list[OffsetReset]:
-        """Let a group go on elsewhere, also while it has members: they go on there, and what they
+        """Lets a group go on elsewhere, also while it has members: they go on there, and what they
         had in their hands they cannot commit any more.
 
         `to` is "earliest", "latest", an offset, a time (the first batch at or after it), or an
@@ -389,7 +389,7 @@ class Admin(Closing):
         )  # fmt: skip
 
     def delete_group(self, group: str, *, topic: str | None = None) -> None:
-        """Forget what a group has committed (of `topic`: only there). Raises `GroupError` while it
+        """Forgets what a group has committed (of `topic`: only there). Raises `GroupError` while it
         has members."""
         self._groups().delete(group, topic)
 
@@ -408,12 +408,12 @@ class Admin(Closing):
         return AccessAdmin(self._ask).entries()
 
     def add_access(self, *entries: AccessEntry) -> int:
-        """Add entries; how many were not there yet. They hold at once, for the gateway within a
+        """Adds entries; how many were not there yet. They hold at once, for the gateway within a
         second. Raises `ConfigError`."""
         return AccessAdmin(self._ask).add(entries)
 
     def remove_access(self, *entries: AccessEntry) -> int:
-        """Remove exactly these entries; how many were there."""
+        """Removes exactly these entries; how many were there."""
         return AccessAdmin(self._ask).remove(entries)
 
     def list_quotas(self) -> list[QuotaSetting]:
@@ -421,7 +421,7 @@ class Admin(Closing):
         return AccessAdmin(self._ask).quotas()
 
     def set_quota(self, quota: QuotaSetting) -> None:
-        """Put a quota in the place of the one for the same principal and client id; one without
+        """Puts a quota in the place of the one for the same principal and client id; one without
         any bound takes it away. Raises `ConfigError`."""
         AccessAdmin(self._ask).set_quota(quota)
 
@@ -435,7 +435,7 @@ class Admin(Closing):
         return AccessAdmin(self._ask).uses()
 
     def set_limits(self, limits: LimitSetting) -> None:
-        """Put limits in the place of those of the same namespace."""
+        """Puts limits in the place of those of the same namespace."""
         AccessAdmin(self._ask).set_limits(limits)
 
     # --- the node ---
@@ -467,7 +467,7 @@ class Admin(Closing):
     def alter_settings(
         self, changes: Mapping[str, SettingValue], *, broker: int | None = None
     ) -> list[SettingInfo]:
-        """Change settings of the node, or of that broker, while it runs: all of these or none.
+        """Changes settings of the node, or of that broker, while it runs: all of these or none.
         They hold at once, and after a restart they count more than its command line; None gives a
         setting back. Durations are seconds, sizes bytes. Raises `ConfigError` for a value out of
         range, and for a setting that needs a restart. How the changed settings are now."""

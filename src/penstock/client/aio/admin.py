@@ -63,21 +63,21 @@ class Admin(AsyncClosing):
         if_not_exists: bool = False,
         **settings: Any,
     ) -> bool:
-        """Make a topic and open its partitions; True: it is new. See `penstock.Admin`."""
+        """Makes a topic and opens its partitions; True: it is new. See `penstock.Admin`."""
         return await self._do(
             partial(self._core.create_topic, name, config, if_not_exists=if_not_exists, **settings)
         )
 
     async def alter_topic(self, name: str, **changes: Any) -> None:
-        """Change settings of a topic while it is in use."""
+        """Changes settings of a topic while it is in use."""
         await self._do(partial(self._core.alter_topic, name, **changes))
 
     async def add_partitions(self, name: str, total: int) -> None:
-        """Grow a topic to `total` partitions."""
+        """Grows a topic to `total` partitions."""
         await self._do(partial(self._core.add_partitions, name, total))
 
     async def delete_topic(self, name: str) -> None:
-        """Delete a topic and its records. Raises `UnknownTopicError`."""
+        """Deletes a topic and its records. Raises `UnknownTopicError`."""
         await self._do(partial(self._core.delete_topic, name))
 
     async def trim(
@@ -88,7 +88,7 @@ class Admin(AsyncClosing):
         before: Offset | str | int | datetime,
         dry_run: bool = False,
     ) -> list[TrimResult]:
-        """Let partitions (None: all) start at `before`. See `penstock.Admin.trim`."""
+        """Lets partitions (None: all) start at `before`. See `penstock.Admin.trim`."""
         return await self._do(
             partial(self._core.trim, name, partition, before=before, dry_run=dry_run)
         )
@@ -113,7 +113,7 @@ class Admin(AsyncClosing):
     async def elect_leaders(
         self, topic: str | None = None, partition: int | None = None, *, unclean: bool = False
     ) -> int:
-        """Have the first replica of each partition lead. See `penstock.Admin.elect_leaders`."""
+        """Makes the first replica of each partition lead. See `penstock.Admin.elect_leaders`."""
         return await self._do(partial(self._core.elect_leaders, topic, partition, unclean=unclean))
 
     async def reassign_partition(
@@ -124,7 +124,7 @@ class Admin(AsyncClosing):
         *,
         replication_factor: int | None = None,
     ) -> None:
-        """Move a partition to these brokers. See `penstock.Admin.reassign_partition`."""
+        """Moves a partition to these brokers. See `penstock.Admin.reassign_partition`."""
         await self._do(
             partial(
                 self._core.reassign_partition, topic, partition, replicas,
@@ -139,7 +139,7 @@ class Admin(AsyncClosing):
         *,
         replication_factor: int | None = None,
     ) -> None:
-        """Move all partitions of a topic. See `penstock.Admin.reassign_topic`."""
+        """Moves all partitions of a topic. See `penstock.Admin.reassign_topic`."""
         await self._do(
             partial(
                 self._core.reassign_topic, topic, replicas, replication_factor=replication_factor
@@ -147,11 +147,11 @@ class Admin(AsyncClosing):
         )
 
     async def remove_broker(self, broker: int) -> None:
-        """Take a broker that is stopped for good out. See `penstock.Admin.remove_broker`."""
+        """Takes a broker that is stopped for good out. See `penstock.Admin.remove_broker`."""
         await self._do(partial(self._core.remove_broker, broker))
 
     async def drain_broker(self, broker: int, *, undo: bool = False) -> DrainStatus:
-        """Have other brokers lead what this one leads. See `penstock.Admin.drain_broker`."""
+        """Makes other brokers lead what this one leads. See `penstock.Admin.drain_broker`."""
         return await self._do(partial(self._core.drain_broker, broker, undo=undo))
 
     async def describe_drain(self, broker: int) -> DrainStatus:
@@ -189,7 +189,7 @@ class Admin(AsyncClosing):
         dry_run: bool = False,
         allow_redelivery: bool = False,
     ) -> list[OffsetReset]:
-        """Let a group go on elsewhere. See `penstock.Admin.reset_offsets`."""
+        """Lets a group go on elsewhere. See `penstock.Admin.reset_offsets`."""
         return await self._do(
             partial(
                 self._core.reset_offsets, group, topic, to=to, partitions=partitions,
@@ -200,7 +200,7 @@ class Admin(AsyncClosing):
     async def report_offsets(
         self, group: str, topic: str, offsets: Mapping[int, tuple[int, int]]
     ) -> None:
-        """Let a group without members say how far it is. See `penstock.Admin.report_offsets`."""
+        """Lets a group without members say how far it is. See `penstock.Admin.report_offsets`."""
         await self._do(partial(self._core.report_offsets, group, topic, offsets))
 
     async def export_offsets(self, group: str) -> ExportedOffsets:
@@ -217,7 +217,7 @@ class Admin(AsyncClosing):
         clamp: bool = False,
         allow_redelivery: bool = False,
     ) -> list[OffsetReset]:
-        """Set what a group without members has committed. See `penstock.Admin.import_offsets`."""
+        """Sets what a group without members has committed. See `penstock.Admin.import_offsets`."""
         return await self._do(
             partial(
                 self._core.import_offsets, group, offsets, dry_run=dry_run, by_name=by_name,
@@ -226,7 +226,7 @@ class Admin(AsyncClosing):
         )  # fmt: skip
 
     async def delete_group(self, group: str, *, topic: str | None = None) -> None:
-        """Forget what a group has committed (of `topic`: only there)."""
+        """Forgets what a group has committed (of `topic`: only there)."""
         await self._do(partial(self._core.delete_group, group, topic=topic))
 
     # --- transactions and the node ---
@@ -239,11 +239,11 @@ class Admin(AsyncClosing):
         return await self._do(self._core.list_access)
 
     async def add_access(self, *entries: AccessEntry) -> int:
-        """Add entries; how many were not there yet."""
+        """Adds entries; how many were not there yet."""
         return await self._do(partial(self._core.add_access, *entries))
 
     async def remove_access(self, *entries: AccessEntry) -> int:
-        """Remove exactly these entries; how many were there."""
+        """Removes exactly these entries; how many were there."""
         return await self._do(partial(self._core.remove_access, *entries))
 
     async def list_quotas(self) -> list[QuotaSetting]:
@@ -251,7 +251,7 @@ class Admin(AsyncClosing):
         return await self._do(self._core.list_quotas)
 
     async def set_quota(self, quota: QuotaSetting) -> None:
-        """Put a quota in the place of the one for the same."""
+        """Puts a quota in the place of the one for the same principal and client id."""
         await self._do(partial(self._core.set_quota, quota))
 
     async def list_limits(self) -> list[LimitSetting]:
@@ -263,7 +263,7 @@ class Admin(AsyncClosing):
         return await self._do(self._core.list_uses)
 
     async def set_limits(self, limits: LimitSetting) -> None:
-        """Put limits in the place of those of the same namespace."""
+        """Puts limits in the place of those of the same namespace."""
         await self._do(partial(self._core.set_limits, limits))
 
     async def list_clients(self, broker: int | None = None) -> list[ClientInfo]:
@@ -271,7 +271,7 @@ class Admin(AsyncClosing):
         return await self._do(partial(self._core.list_clients, broker))
 
     async def kick_client(self, client: str) -> None:
-        """End a client's connection. See `penstock.Admin.kick_client`."""
+        """Ends a client's connection. See `penstock.Admin.kick_client`."""
         await self._do(partial(self._core.kick_client, client))
 
     async def list_settings(self, broker: int | None = None) -> list[SettingInfo]:
@@ -281,7 +281,7 @@ class Admin(AsyncClosing):
     async def alter_settings(
         self, changes: Mapping[str, SettingValue], *, broker: int | None = None
     ) -> list[SettingInfo]:
-        """Change settings of the node while it runs. See `penstock.Admin.alter_settings`."""
+        """Changes settings of the node while it runs. See `penstock.Admin.alter_settings`."""
         return await self._do(partial(self._core.alter_settings, changes, broker=broker))
 
     async def describe_node(self) -> NodeDescription:

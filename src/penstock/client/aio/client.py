@@ -58,7 +58,7 @@ class Client(AsyncClosing):
     async def make(
         cls, url: str, *, client_id: str, timeout: float | None, transport: Transport, keys: Keys
     ) -> Client:
-        """Find out that a node is there, and how it is reached."""
+        """Finds out that a node is there, and how it is reached."""
         place = await WaitRunner("client").carry(
             reaching(url, transport=transport, keys=keys, client_id=client_id, timeout=timeout)
         )
@@ -110,7 +110,7 @@ class Client(AsyncClosing):
         is_last: bool = False,
         timeout: float = 30.0,
     ) -> StagesOutcome:
-        """Commit these stages and abort all others of the id up to this epoch. See
+        """Commits these stages and aborts all others of the id up to this epoch. See
         `penstock.Client.commit_transaction`. Cancelled it may be done all the same: done again it
         answers what was decided first."""
         self._check_open()
@@ -123,7 +123,7 @@ class Client(AsyncClosing):
     async def end_stages(
         self, transactional_id: str, stages: Iterable[str], *, timeout: float = 30.0
     ) -> None:
-        """Give these stages up; see `penstock.Client.end_stages`."""
+        """Gives these stages up; see `penstock.Client.end_stages`."""
         self._check_open()
         ending = partial(
             end_stages, self._socket, transactional_id, stages,
@@ -193,7 +193,7 @@ class Client(AsyncClosing):
             raise er.ClosedError("this client is closed")
 
     async def close(self) -> None:
-        """Close everything made from this client; the first error is raised after that."""
+        """Closes everything made from this client; the first error is raised after that."""
         self._closed = True
         failure: Exception | None = None
         for made in self.made.alive().values():
@@ -217,7 +217,7 @@ def connect(
     transport: Transport = "auto",
     keys: Keys = None,
 ) -> Opening[Client]:
-    """Connect to a node, for `async with` or `await`. Arguments and errors as of
+    """Connects to a node, for `async with` or `await`. Arguments and errors as of
     `penstock.connect`."""
     where = default_url() if url is None else url
     return Opening(

@@ -71,7 +71,7 @@ class Consumer(AsyncClosing):
     async def make(
         cls, socket: Place, topics: tuple[str, ...], options: ConsumerOptions
     ) -> Consumer:
-        """Attach, and look the topics up."""
+        """Attaches, and looks the topics up."""
         options = checked(options)
         carrier, session = await attached(socket, options)
         try:
@@ -102,8 +102,8 @@ class Consumer(AsyncClosing):
     def seek(
         self, topic: str, partition: int, to: Start, *, leader_epoch: int | None = None
     ) -> int:
-        """Go on elsewhere; returns the offset that `to` meant. Over tcp it goes by what is known of
-        the partition (see `end_offsets`), and a time is asked for while the loop waits.
+        """Goes on elsewhere; returns the offset that `to` meant. Over tcp it goes by what is known
+        of the partition (see `end_offsets`), and a time is asked for while the loop waits.
         `leader_epoch`: see `penstock.Consumer.seek`."""
         offset = run(self._core.seeking(topic, partition, to, leader_epoch))
         self._carrier.wake()
@@ -118,7 +118,7 @@ class Consumer(AsyncClosing):
         self._core.pause(*partitions)
 
     def resume(self, *partitions: TopicPartition) -> None:
-        """Go on with these partitions (none given: with all) where they were."""
+        """Goes on with these partitions (none given: with all) where they were."""
         self._core.resume(*partitions)
         self._carrier.wake()
 
@@ -191,7 +191,7 @@ class Consumer(AsyncClosing):
         return self._core._described()
 
     async def close(self) -> None:
-        """Give the attachment back; a call that waits raises `ClosedError`. Batches already brought
-        stay readable."""
+        """Gives the attachment back; a call that waits raises `ClosedError`. Batches already
+        brought stay readable."""
         self._carrier.end(er.ClosedError("this consumer is closed"))
         self._core.close()

@@ -85,7 +85,7 @@ class DeadLetterQueue(Shown):
         topics: Collection[str] | None = None,
         on_progress: Callable[[ReplayResult], object] | None = None,
     ) -> ReplayResult:
-        """Send dead letters again. See `penstock.DeadLetterQueue.replay`."""
+        """Sends dead letters again. See `penstock.DeadLetterQueue.replay`."""
         return await in_thread(
             partial(
                 self._core.replay, where=where, partition=partition, only=only, limit=limit,
@@ -101,7 +101,7 @@ class DeadLetterQueue(Shown):
         partition: int | Sequence[int] | None = None,
         dry_run: bool = False,
     ) -> list[TrimResult]:
-        """Remove the oldest dead letters for ever. See `penstock.DeadLetterQueue.purge`."""
+        """Removes the oldest dead letters for ever. See `penstock.DeadLetterQueue.purge`."""
         return await in_thread(
             partial(self._core.purge, before=before, partition=partition, dry_run=dry_run)
         )

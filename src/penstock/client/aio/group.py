@@ -48,7 +48,7 @@ class GroupConsumer(AsyncClosing):
     async def make(
         cls, socket: Place, topics: tuple[str, ...], options: GroupOptions
     ) -> GroupConsumer:
-        """Attach, and join the group."""
+        """Attaches, and joins the group."""
         options = checked(options)
         carrier, session = await attached(socket, options)
         try:
@@ -117,7 +117,7 @@ class GroupConsumer(AsyncClosing):
         return await self._carrier.carry(self._core.ending())
 
     async def _attend(self) -> None:
-        """Let the loop wait for what the next plain call would block for."""
+        """Lets the loop wait for what the next plain call would block for."""
         if self._core.is_disturbed:
             await self._carrier.carry(self._core.attending())
 
@@ -128,19 +128,19 @@ class GroupConsumer(AsyncClosing):
         retry: Retry,
         producer: Producer | None = None,
     ) -> None:
-        """Call `handler` for each record, and await what it returns, until `stop`: see
+        """Calls `handler` for each record, and awaits what it returns, until `stop`: see
         `penstock.GroupConsumer.run`. Signals are the program's:
         `loop.add_signal_handler(signal.SIGTERM, consumer.stop)`. Cancelled, it leaves the record in
         hand, which comes again."""
         await carry_out(*self._core.running(handler, retry, producer), self._carrier)
 
     def stop(self) -> None:
-        """Have `run` end, once the record in hand is done. Returns at once."""
+        """Lets `run` end, once the record in hand is done. Returns at once."""
         self._core.stop()
 
     # --- offsets ---------------------------------------------------------------------------------
     async def commit(self, what: Committed | None = None) -> None:
-        """Commit all that was handed out so far, a batch, a record, or offsets by partition: see
+        """Commits all that was handed out so far, a batch, a record, or offsets by partition: see
         `penstock.GroupConsumer.commit`."""
         await self._carrier.carry(self._core.committing(what))
 
@@ -149,7 +149,7 @@ class GroupConsumer(AsyncClosing):
         await self._carrier.carry(self._core.rewinding(batch))
 
     async def seek(self, topic: str, partition: int, to: Start) -> int:
-        """Go on elsewhere; returns the offset that `to` meant."""
+        """Goes on elsewhere; returns the offset that `to` meant."""
         return await self._carrier.carry(self._core.seeking(topic, partition, to))
 
     async def assignment(self) -> list[TopicPartition]:
@@ -166,11 +166,11 @@ class GroupConsumer(AsyncClosing):
         return self._core.committed()
 
     def pause(self, *partitions: TopicPartition) -> None:
-        """Fetch nothing of these partitions (none given: of all) until `resume`."""
+        """Fetches nothing of these partitions (none given: of all) until `resume`."""
         self._core.pause(*partitions)
 
     def resume(self, *partitions: TopicPartition) -> None:
-        """Go on with these partitions (none given: with all) where they were."""
+        """Goes on with these partitions (none given: with all) where they were."""
         self._core.resume(*partitions)
         self._carrier.wake()
 
@@ -197,7 +197,7 @@ class GroupConsumer(AsyncClosing):
         return self._core._described()
 
     async def close(self) -> None:
-        """Commit what is done (at-least-once), leave the group, give the attachment back. A call
+        """Commits what is done (at-least-once), leaves the group, gives the attachment back. A call
         that waits raises `ClosedError`."""
         self._carrier.end(er.ClosedError("this consumer is closed"))
         await WaitRunner("consumer").carry(self._core.closing())

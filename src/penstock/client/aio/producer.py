@@ -43,10 +43,10 @@ class Producer(Shown):
     """Sends records from an event loop. Made by `Client.producer`; options and errors are those of
     `penstock.Producer`. For the tasks of one loop.
 
-    `send` never waits. A record that cannot be taken at once (the buffer is full and `on_full` is
-    "block", or the topic is not looked up yet) waits in line, in order, for up to `block_timeout`.
-    A line holds as much as the buffer, and `BufferFullError` is raised beyond. A program that
-    sends much without awaiting it awaits `drain` now and then.
+    `send` never waits. A record waits in line, in order, for up to `block_timeout` while the
+    buffer is full and `on_full` is "block", and before its topic is looked up. A line holds as
+    much as the buffer, and `BufferFullError` is raised beyond. A program that sends much without
+    awaiting it awaits `drain` now and then.
     """
 
     def __init__(self, core: BlockingProducer, *, waits: bool) -> None:
@@ -71,7 +71,7 @@ class Producer(Shown):
 
     @classmethod
     async def make(cls, socket: Place, options: ProducerOptions) -> Producer:
-        """Attach, in a thread of the loop's."""
+        """Attaches, in a thread of the loop's."""
         options, waits = in_line(options)
         core = await in_thread(partial(BlockingProducer, socket, **options), discard=leave)
         return cls(core, waits=waits)
@@ -87,7 +87,7 @@ class Producer(Shown):
         partition: int | None = None,
         **options: Unpack[RecordOptions],
     ) -> Delivery:
-        """Hand over one record; awaiting what it returns gives the receipt, or raises what became
+        """Hands over one record; awaiting what it returns gives the receipt, or raises what became
         of it. Arguments and errors as of `penstock.Producer.send`; `UnknownTopicError` comes with
         the delivery where the topic has to be looked up first."""
         if self._knows(topic) and topic not in self._lines:
@@ -128,7 +128,7 @@ class Producer(Shown):
         timeout: float | None = None,
         **options: Unpack[RecordOptions],
     ) -> Receipt:
-        """Send one record without lingering and wait for its receipt, up to `timeout` seconds
+        """Sends one record without lingering and waits for its receipt, up to `timeout` seconds
         (`PenstockTimeout`; the record stays on its way)."""
 
         hand_over = self._send
@@ -167,7 +167,7 @@ class Producer(Shown):
         partition: int | None = None,
         **work: Unpack[WorkOptions],
     ) -> BatchDelivery:
-        """Hand over many records with one call (see `penstock.Producer.send_batch`); awaiting what
+        """Hands over many records with one call (see `penstock.Producer.send_batch`); awaiting what
         it returns gives their receipts."""
         self._check_may_send()
         check_columns(topic, len(values), keys=keys, headers=headers, timestamps=timestamps)
@@ -198,7 +198,7 @@ class Producer(Shown):
         headers_column: str | None = None,
         partition: int | None = None,
     ) -> BatchDelivery:
-        """Hand over every row of an Arrow stream (see `penstock.Producer.send_arrow`). It is read
+        """Hands over every row of an Arrow stream (see `penstock.Producer.send_arrow`). It is read
         by threads of the loop's as it is taken; what is sent to the topic after it waits in line.
         Awaiting what this returns gives the receipts, or raises what became of the stream."""
         self._check_may_send()
@@ -213,7 +213,7 @@ class Producer(Shown):
 
     # --- waiting ---------------------------------------------------------------------------------
     async def drain(self) -> None:
-        """Wait until nothing is in line and the buffer has room: what `send` hands over next is
+        """Waits until nothing is in line and the buffer has room: what `send` hands over next is
         taken at once. Lets other tasks run now and then."""
         self._check_usable()
         await self._turns.share()
@@ -222,7 +222,7 @@ class Producer(Shown):
             await self._called(self._core.unthreaded.call_when_room)
 
     async def flush(self, timeout: float | None = None) -> None:
-        """Send what is open and wait until everything sent so far is acknowledged.
+        """Sends what is open and waits until everything sent so far is acknowledged.
 
         Raises `PenstockTimeout` (nothing is given up by it), or `DeliveryError` for failed
         deliveries that nobody looked at.
@@ -239,7 +239,7 @@ class Producer(Shown):
         self._core.unthreaded.raise_unseen()
 
     async def _called(self, ask: Callable[[Callable[[], object]], None]) -> None:
-        """Wait for the call back that was asked for."""
+        """Waits for the call back that was asked for."""
         future = self._news.future()
         callback = partial(self._news.tell, future)
         ask(callback)

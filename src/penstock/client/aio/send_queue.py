@@ -119,7 +119,7 @@ class Lines:
         )
 
     async def empty(self) -> None:
-        """Wait until nobody is in line."""
+        """Waits until nobody is in line."""
         while self._lines:
             for topic in self._lines:
                 self._attend(topic)
@@ -183,7 +183,7 @@ class Lines:
                 self._refuse(topic, error)
 
     def _take(self, entry: _Entry, until: float) -> bool:
-        """Hand an entry over; False while it has to wait for room."""
+        """Hands an entry over; False while it has to wait for room."""
         try:
             entry.delivery.accept(entry.send())
         except er.BufferFullError as error:
@@ -202,7 +202,7 @@ class Lines:
         return stream
 
     async def _go_through(self, entry: _Entry) -> None:
-        """Hand a stream over. Its steps may take long: a thread makes each of them."""
+        """Hands a stream over. Its steps may take long: a thread makes each of them."""
         stream = self._stream(entry)
         try:
             while (taken := await in_thread(stream.step)) is None:

@@ -43,7 +43,7 @@ class ShareConsumer(AsyncClosing):
         self._loop.call_soon_threadsafe(self._send)
 
     def _send(self) -> None:
-        """Send what asks for more time, unless a call is under way: that takes it along."""
+        """Sends what asks for more time, unless a call is under way: that takes it along."""
         if self._sending is None and not self._carrier.is_busy:
             self._sending = going_on(self._flushed(), "penstock: more time for jobs")
 
@@ -64,7 +64,7 @@ class ShareConsumer(AsyncClosing):
     async def make(
         cls, socket: Place, topics: tuple[str, ...], options: ShareOptions
     ) -> ShareConsumer:
-        """Attach, and join the group."""
+        """Attaches, and joins the group."""
         carrier, session = await attached(socket, options)
         try:
             core = BlockingShareConsumer(socket, topics, session=session, **options)
@@ -104,7 +104,7 @@ class ShareConsumer(AsyncClosing):
         self._core.ack_many(jobs)
 
     async def flush(self, timeout: float | None = None) -> None:
-        """Send all answers that were given, and wait until the coordinator has them."""
+        """Sends all answers that were given, and waits until the coordinator has them."""
         await self._carry(self._core.flushing(timeout))
 
     @property
@@ -120,7 +120,7 @@ class ShareConsumer(AsyncClosing):
         return self._core._described()
 
     async def close(self) -> None:
-        """Send the answers, give back what has none, leave the group. A call that waits raises
+        """Sends the answers, gives back what has none, leaves the group. A call that waits raises
         `ClosedError`."""
         self._carrier.end(er.ClosedError("this consumer is closed"))
         await WaitRunner("consumer").carry(self._core.closing())

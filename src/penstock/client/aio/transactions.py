@@ -80,7 +80,7 @@ class TransactionalProducer(Transacting):
     async def make_transactional(
         cls, socket: Place, options: TransactionOptions
     ) -> TransactionalProducer:
-        """Attach, and take the id over, in a thread of the loop's."""
+        """Attaches, and takes the id over, in a thread of the loop's."""
         options, waits = in_line(options)
         making = partial(BlockingTransactionalProducer, socket, **options)
         return cls(await in_thread(making, discard=leave), waits=waits)
@@ -109,7 +109,7 @@ class TransactionalProducer(Transacting):
             raise
 
     async def begin_transaction(self) -> None:
-        """Open a transaction. Waits only for an abort that had no answer yet. Raises as
+        """Opens a transaction. Waits only for an abort that had no answer yet. Raises as
         `penstock.TransactionalProducer.begin_transaction`."""
         async with self._turn:
             self._check_usable()
@@ -126,13 +126,13 @@ class TransactionalProducer(Transacting):
     async def commit_transaction(
         self, *, consumed: Consumed | None = None, done: Done | None = None
     ) -> None:
-        """Commit all that was sent since `begin_transaction`, the offsets behind `consumed` with
+        """Commits all that was sent since `begin_transaction`, the offsets behind `consumed` with
         it, and that these jobs are `done`. Raises as
         `penstock.TransactionalProducer.commit_transaction`; cancelled, see the class."""
         await self._commit(hold(consumed), done)
 
     async def abort_transaction(self, *, consumed: Consumed | None = None) -> None:
-        """Give up all that was sent since `begin_transaction`, and rewind `consumed`."""
+        """Gives up all that was sent since `begin_transaction`, and rewinds `consumed`."""
         held = hold(consumed)
         async with self._turn:
             self._check_usable()
@@ -182,7 +182,7 @@ class TransactionalProducer(Transacting):
             self._committing = None
 
     async def _settled(self, held: list[Held], done: Done | None) -> TransactionInputs:
-        """Wait until all that was sent is acknowledged, or something has failed."""
+        """Waits until all that was sent is acknowledged, or something has failed."""
         self._shut()
         self._held = held or self._held
         await self._lines.empty()
@@ -241,7 +241,7 @@ class TransactionalProducer(Transacting):
 
     # --- life ------------------------------------------------------------------------------------
     async def close(self, timeout: float | None = 30.0) -> None:
-        """Leave. A transaction that is open is aborted."""
+        """Leaves. A transaction that is open is aborted."""
         if self._closed:
             return
         if not self._forked:
@@ -273,7 +273,7 @@ class Stage(Transacting):
     async def make_stage(
         cls, socket: Place, transactional_id: str, epoch: int, options: StageOptions
     ) -> Stage:
-        """Attach, and begin, in a thread of the loop's."""
+        """Attaches, and begins, in a thread of the loop's."""
         options, waits = in_line(options)
         making = partial(BlockingStage, socket, transactional_id, epoch, **options)
         core = await in_thread(making, discard=lambda made: made.give_up())
@@ -289,7 +289,7 @@ class Stage(Transacting):
         return self._core.name
 
     async def give_up(self) -> None:
-        """Leave without sending what is open. Never raises. No record of the stage ever counts."""
+        """Leaves without sending what is open. Never raises. No record of the stage ever counts."""
         if self._closed or self._forked:
             return
         await self._end(

@@ -83,7 +83,7 @@ class WaitRunner:
             raise self._ended
 
     def wake(self) -> None:
-        """Let the call look again now: what it waits for may be there by another way."""
+        """Lets the call look again now: what it waits for may be there by another way."""
         if self._future is not None:
             _settle(self._future)
 
@@ -129,7 +129,7 @@ def going_on(steps: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
 
 
 async def in_thread(work: Callable[[], T], discard: Callable[[T], object] | None = None) -> T:
-    """Let the loop's own threads do what blocks and is rare. Cancelled, it is done all the same,
+    """Lets the loop's own threads do what blocks and is rare. Cancelled, it is done all the same,
     and what comes of it is handed to `discard`, there too."""
 
     lock, given_up, came = threading.Lock(), False, []

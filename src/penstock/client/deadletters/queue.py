@@ -148,7 +148,7 @@ class DeadLetterQueue(Shown):
         topics: Collection[str] | None = None,
         on_progress: Callable[[ReplayResult], object] | None = None,
     ) -> ReplayResult:
-        """Send dead letters again, with key, value, headers and time of the record, to the
+        """Sends dead letters again, with key, value, headers and time of the record, to the
         partition that it was in (or, where that is not there, to another one).
 
         It goes in transactions that also keep which were sent: interrupted at any moment, it is
@@ -203,7 +203,7 @@ class DeadLetterQueue(Shown):
         partition: int | Sequence[int] | None = None,
         dry_run: bool = False,
     ) -> list[TrimResult]:
-        """Remove the oldest dead letters for ever: those before an offset or a time, "latest" for
+        """Removes the oldest dead letters for ever: those before an offset or a time, "latest" for
         all, or "replayed" for all up to the first one that was not sent again. `dry_run` only tells
         what would go. Raises what `Admin.trim` raises."""
         places = self._first_open(partition) if before == REPLAYED else None

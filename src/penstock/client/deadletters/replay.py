@@ -275,7 +275,7 @@ class Replay:
         return most if limit is None else min(most, limit - self.result.sent)
 
     def _is_stopped(self, pause: Pause, count: int) -> bool:
-        """Wait until so many may be sent; whether to stop."""
+        """Waits until so many may be sent; whether to stop."""
         rate = self._plan.rate
         if rate is None or self._plan.dry_run:
             return pause(0.0)
@@ -290,7 +290,7 @@ class Replay:
         replays: ReplayedLetters,
         part: Sequence[DeadLetter],
     ) -> None:
-        """Send them, or only say so; where that raises, nothing of it counts."""
+        """Sends them, or only says so; where that raises, nothing of it counts."""
         fresh = [letter for letter in part if self._is_new(letter)]
         sent = fresh
         if producer is not None:
@@ -331,7 +331,7 @@ class Replay:
     def _forget(
         self, producer: TransactionalProducer, replays: ReplayedLetters, starts: dict[int, int]
     ) -> None:
-        """Forget bits of dead letters that were removed."""
+        """Forgets bits of dead letters that were removed."""
         gone = [*replays.forgotten(starts)]
         for first in range(0, len(gone), PAGE):
             with producer.transaction():

@@ -80,7 +80,7 @@ class Forwarder:
         return bool(self._waiting)
 
     def put(self, failed: FailedRecord) -> None:
-        """Write its copy. Raises what `Producer.send` raises, with nothing written."""
+        """Writes its copy. Raises what `Producer.send` raises, with nothing written."""
         assert self._producer is not None
         delivery = self.send(failed, self._producer.send)
         if delivery is not None:
@@ -145,7 +145,7 @@ class Forwarder:
 
     # --- what is under way ---
     def flush(self) -> Exception | None:
-        """Wait until all copies are acknowledged; the first error. Nothing is under way then."""
+        """Waits until all copies are acknowledged; the first error. Nothing is under way then."""
         deadline = time.monotonic() + WRITE_TIMEOUT + 1.0
         failure: Exception | None = None
         for delivery in self._waiting:

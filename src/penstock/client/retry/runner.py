@@ -168,7 +168,7 @@ class RetryLoop:
         return min(max(0.0, at.due / 1e6 - time.time()), longest)
 
     def _later(self, at: Record, seconds: float) -> Steps[None]:
-        """Go on with its partition then."""
+        """Goes on with its partition then."""
         name = at.topic, at.partition
         yield WaitStep(self._consumer.seeking(at.topic, at.partition, at.offset))
         if self._consumer.reads(name):

@@ -76,7 +76,7 @@ class RetryTopics:
             )
 
     def make(self, admin: Admin) -> list[str]:
-        """Make what is missing. Returns the retry topics that are to be read."""
+        """Makes what is missing. Returns the retry topics that are to be read."""
         there = set(admin.list_topics())
         for source in self.sources:
             made_of: TopicConfig | None = None

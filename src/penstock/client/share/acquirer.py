@@ -210,13 +210,13 @@ class Acquirer:
 
     # --- topics ---
     def joining(self) -> Waits[None]:
-        """Become a member, and learn which partitions there are."""
+        """Becomes a member, and learns which partitions there are."""
         yield from self._reader.finding(self._topics)
         yield from self._finding(time.monotonic())
         yield from self._exchange.joining()
 
     def _finding(self, now: float) -> Waits[None]:
-        """Read partitions that are not read yet, and let go of those that were deleted."""
+        """Reads partitions that are not read yet, and lets go of those that were deleted."""
         if self._exchange.under_way is not None:
             yield from self._taking_in()
         self._topics_at = now + LOOK_EVERY
@@ -295,8 +295,8 @@ class Acquirer:
             leases.waking(None)
 
     def flushing(self, deadline: float) -> Waits[None]:
-        """Send all answers, and wait until the coordinator has them. Raises what refuses them, and
-        `PenstockTimeout` or `NotConnectedError` where nobody says a word until then."""
+        """Sends all answers, and waits until the coordinator has them. Raises what refuses them,
+        and `PenstockTimeout` or `NotConnectedError` where nobody says a word until then."""
         pauses = Backoff(PAUSE_MIN, PAUSE_MAX)
         exchange = self._exchange
         while exchange.under_way is not None or self._leases.is_unsent or exchange.has_lost:

@@ -141,7 +141,7 @@ class ShareConsumer(Closing, api_hints.Elsewhere):
                 raise
 
     def joining(self) -> Waits[None]:
-        """Become a member; done by the constructor, unless it was given a session."""
+        """Becomes a member; done by the constructor, unless it was given a session."""
         yield from self._acquirer.joining()
 
     # --- getting jobs ----------------------------------------------------------------------------
@@ -185,7 +185,7 @@ class ShareConsumer(Closing, api_hints.Elsewhere):
         self._given = []
 
     def filling(self) -> Waits[None]:
-        """Wait until a loop over jobs has something to hand out."""
+        """Waits until a loop over jobs has something to hand out."""
         yield from self._filling(self._loop_size, None)
 
     def _filling(self, wanted: int, timeout: float | None) -> Waits[None]:
@@ -276,7 +276,7 @@ class ShareConsumer(Closing, api_hints.Elsewhere):
             job.ack()
 
     def flush(self, timeout: float | None = None) -> None:
-        """Send all answers that were given, and wait until the coordinator has them: they outlive
+        """Sends all answers that were given, and waits until the coordinator has them: they outlive
         the worker and the node then, but for those that came too late, which the counter `stale`
         tells. `timeout`: seconds; None: as the consumer's.
 
@@ -285,7 +285,7 @@ class ShareConsumer(Closing, api_hints.Elsewhere):
         run(self.flushing(timeout))
 
     def on_extension(self, send: Callable[[], None]) -> None:
-        """Have this called once a job asked for more time, in place of waiting for an answer."""
+        """Sets what is called once a job asked for more time, in place of a wait for an answer."""
         self._leases.extending = send
 
     def _extending(self) -> None:
@@ -318,7 +318,7 @@ class ShareConsumer(Closing, api_hints.Elsewhere):
         return f"{who}: {held} records held, {len(self._lease_reader.queue)} of them at hand"
 
     def close(self) -> None:
-        """Send the answers, give back what has none (it counts as no delivery), leave the group."""
+        """Sends the answers, gives back the rest (it counts as no delivery), leaves the group."""
         run(self.closing())
 
     def closing(self, *, commits: bool = True) -> Waits[None]:

@@ -118,7 +118,7 @@ class DeadLetters:
         self._counts["buried"] += len(offsets)
 
     def going_on(self, now: float) -> None:
-        """Have what there is written, unless somebody is at it."""
+        """Starts the thread that writes the letters there are, unless it runs already."""
         if not self._todo or self._closed or now < self._retry_at:
             return
         if self._thread is None or not self._thread.is_alive():
@@ -245,7 +245,7 @@ class DeadLetterWriter:
         )
 
     def _make(self, topic: str) -> None:
-        """Create the topic of dead letters where there is none."""
+        """Creates the topic of dead letters where there is none."""
         if topic in self._made:
             return
         from penstock.client.admin.admin import Admin  # rare
@@ -256,7 +256,7 @@ class DeadLetterWriter:
 
 
 def make_dead_letter_topic(admin: Admin, topic: str) -> None:
-    """Create it where there is none. Raises `GroupError`, which says what to do."""
+    """Creates it where there is none. Raises `GroupError`, which says what to do."""
     try:
         if topic not in admin.list_topics():
             admin.create_topic(topic, if_not_exists=True)

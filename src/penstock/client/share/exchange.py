@@ -83,7 +83,7 @@ class ShareExchange:
         ends: list[sh.PartitionEnds],
         sent: Outgoing = NOTHING,
     ) -> Waits[None]:
-        """Ask, and do not wait for the answer. Nothing may be under way."""
+        """Asks, and does not wait for the answer. Nothing may be under way."""
         assert self.under_way is None, "one request at a time"
         deadline = time.monotonic() + self._timeout
         session = yield from self._member.being_known(self._timeout)

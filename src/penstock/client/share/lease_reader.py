@@ -1,9 +1,9 @@
 """Brings the records of leases from the logs, and tells where the logs have more.
 
 A cursor rests at the group's frontier in its partition: nobody has had the records from there on.
-To read a lease it goes to the lease's offsets, unless it is there, and back once the coordinator
-has answered and no lease of it is to be read. Offsets where a reader of committed records finds
-none (markers, aborted, compacted or deleted records) are answered as done.
+To read a lease it goes to the lease's offsets, unless it is there. It goes back once the
+coordinator has answered and no lease of it is to be read. Offsets where a reader of committed
+records finds none (markers, aborted, compacted or deleted records) are answered as done.
 
 Owns the cursors' places. Never waits and never asks: it looks again for records that are missing.
 """
@@ -121,7 +121,7 @@ class LeaseReader:
         return max(1, min(wanted, int(self._bytes_max / self._bytes_each)))
 
     def give_back_old(self, now: float) -> None:
-        """Give back jobs at hand that others may have by now."""
+        """Gives back jobs at hand that others may have by now."""
         while self.queue and self.queue[0].is_over(now):
             self._counts["overdue"] += 1
             self.queue[0].release()
@@ -174,7 +174,7 @@ class LeaseReader:
             self._leases.answer(held, RELEASED, span.first, span.end)
 
     def _step(self, part: AssignedPartition, held: OpenLease, wanted: int) -> int | None:
-        """Read on in a lease; how many bytes came, None where nothing is here yet."""
+        """Reads on in a lease; how many bytes came, None where nothing is here yet."""
         span = held.unread[0]
         if part in self._torn:
             part.forget()
@@ -290,7 +290,7 @@ class LeaseReader:
         self._frontiers.pop(part.name, None)
 
     def _rest(self, name: TopicPartition) -> None:
-        """Go where the next new record is expected."""
+        """Goes where the next new record is expected."""
         part, frontier = self._reader.partitions.get(name), self._frontiers.get(name)
         if part is not None and frontier is not None and part.offset != frontier:
             part.jump(frontier)

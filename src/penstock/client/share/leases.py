@@ -191,7 +191,7 @@ class OpenLeases:
                     self._is_stale(held, late)
 
     def release_all(self, *, accepts: bool = True) -> None:
-        """Give back what nobody has answered for; without `accepts` also what is done and was not
+        """Gives back what nobody has answered for; without `accepts` also what is done and was not
         sent yet: it may have come to nothing."""
         self.take_in()
         for held in self._held.values():
@@ -214,7 +214,7 @@ class OpenLeases:
         self._noted(held, kind, end - first)
 
     def extend(self, held: OpenLease, offset: int, seconds: float) -> bool:
-        """Ask for more time, now where `extending` says how. Whether it is held still, as far as
+        """Asks for more time, now where `extending` says how. Whether it is held still, as far as
         is known."""
         self.answer(held, EXTENDED, offset, offset + 1, delay=seconds)
         if self.extending is not None and not held.is_void:
@@ -259,19 +259,19 @@ class OpenLeases:
             )  # fmt: skip
 
     def wake_up(self) -> None:
-        """Let the thread that polls look again, where it sleeps."""
+        """Lets the thread that polls look again, where it sleeps."""
         with self._lock:
             if self._wake is not None:
                 self._wake()
 
     def waking(self, wake: Callable[[], None] | None) -> None:
-        """Call this with each answer from now on; None: no more."""
+        """Calls this with each answer from now on; None: no more."""
         with self._lock:
             self._wake = wake
 
     # --- sending, by the thread that polls ---
     def take_in(self) -> None:
-        """Let go of what transactions have done."""
+        """Lets go of what transactions have done."""
         while self._transacted:
             held, runs = self._transacted[0]
             self._let_go(held, runs)

@@ -103,13 +103,13 @@ class CoordinatorLink:
             session.close()
 
     def close(self) -> None:
-        """End the attachment. A request under way ends with it, or within `SLICE` seconds."""
+        """Ends the attachment. A request under way ends with it, or within `SLICE` seconds."""
         self._closing.set()
         with self._lock:
             self._hang_up()
 
     def after_fork_in_child(self) -> None:
-        """Give up what belongs to the parent, without a word to the node."""
+        """Gives up what belongs to the parent, without a word to the node."""
         self._closing.set()
         self._lock = threading.Lock()
         session, self._session = self._session, None

@@ -93,7 +93,7 @@ class TransactionPolicy:
         return not self.sender.buffered or self.sender.failure is not None
 
     def begin(self) -> None:
-        """Open a transaction of this identity's epoch (lock held, or nobody else there yet)."""
+        """Opens a transaction of this identity's epoch (lock held, or nobody else there yet)."""
         self.sender.begin(self.identity.epoch)
 
     def drop_open(self, error: Exception) -> None:

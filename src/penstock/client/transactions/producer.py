@@ -163,7 +163,7 @@ class TransactionalProducer(Producer):
             )
 
     def begin_transaction(self) -> None:
-        """Open a transaction. Costs nothing: the coordinator learns of it with the first record.
+        """Opens a transaction. Costs nothing: the coordinator learns of it with the first record.
 
         Raises `TransactionError` while another one is open or its outcome is unknown, and where
         that was settled by this call and its input comes again; `ProducerFencedError`.
@@ -189,7 +189,7 @@ class TransactionalProducer(Producer):
     def commit_transaction(
         self, *, consumed: Consumed | None = None, done: Done | None = None
     ) -> None:
-        """Commit all that was sent since `begin_transaction`, the offsets behind `consumed` with
+        """Commits all that was sent since `begin_transaction`, the offsets behind `consumed` with
         it, and that these jobs are `done`. Returns once that is decided for good.
 
         Whatever is raised but `PenstockTimeout` and `NotConnectedError`, nothing of it counts, and
@@ -223,9 +223,9 @@ class TransactionalProducer(Producer):
         return inputs
 
     def call_when_settled(self, callback: Callable[[], object]) -> None:
-        """Call back once, when all that was sent is acknowledged or a delivery has failed; each has
-        its delivery timeout, so that comes. See `penstock.client.producer.unthreaded` for what it
-        may do."""
+        """Calls back once, when all that was sent is acknowledged or a delivery has failed; each
+        has its delivery timeout, so that comes. See `penstock.client.producer.unthreaded` for what
+        it may do."""
         state = self._pipeline.state
         with state.lock:
             state.books.open()
@@ -277,7 +277,7 @@ class TransactionalProducer(Producer):
         self._over(committed=True)
 
     def abort_transaction(self, *, consumed: Consumed | None = None) -> None:
-        """Give up all that was sent since `begin_transaction`: its deliveries fail, and readers of
+        """Gives up all that was sent since `begin_transaction`: its deliveries fail, and readers of
         committed records never see it. `consumed` is rewound. Does nothing where none is open.
 
         Raises `ProducerFencedError`; `PenstockTimeout` or `NotConnectedError` where nobody answers.
@@ -298,7 +298,7 @@ class TransactionalProducer(Producer):
             )
 
     def _abort(self, consumed: Consumed | None) -> bool:
-        """End a transaction that is ABORTING. False if it turns out to be committed: it was asked
+        """Ends a transaction that is ABORTING. False if it turns out to be committed: it was asked
         for before, and that had no answer."""
         state, sender = self._pipeline.state, self._transacting.sender
         with state.lock:
@@ -393,7 +393,7 @@ class TransactionalProducer(Producer):
         self._transacting.check_may_send()
 
     def close(self, timeout: float | None = 30.0) -> None:
-        """Leave. A transaction that is open is aborted."""
+        """Leaves. A transaction that is open is aborted."""
         if self._is_left or self._pipeline.state.forbidden:
             return
         if self.life.is_undecided:

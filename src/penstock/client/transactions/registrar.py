@@ -63,7 +63,7 @@ class Registrar:
         self._wanted.put(None)
 
     def stop(self) -> None:
-        """End the thread, without the lock. One that waits for an answer ends with its link."""
+        """Ends the thread, without the lock. One that waits for an answer ends with its link."""
         self._stopping = True
         self._wanted.put(None)
         if self._thread is not None and self._thread.ident is not None:

@@ -116,7 +116,7 @@ class Stage(Producer):
         self._transacting.check_may_send()
 
     def close(self, timeout: float | None = 30.0) -> None:
-        """Wait until all records are acknowledged (and on stable storage), then leave; `name` is
+        """Waits until all records are acknowledged (and on stable storage), then leaves; `name` is
         there after it. Raises `TransactionError` if one of them failed, `PenstockTimeout`."""
         state = self._pipeline.state
         if self._is_left or state.forbidden:
@@ -141,7 +141,7 @@ class Stage(Producer):
             self.give_up()
 
     def give_up(self) -> None:
-        """Leave without sending what is open. Never raises. No record of the stage ever counts."""
+        """Leaves without sending what is open. Never raises. No record of the stage ever counts."""
         state, transacting = self._pipeline.state, self._transacting
         if self._is_left or state.forbidden:
             return

@@ -181,7 +181,7 @@ class Claims:
         return bool(self.queue) or self._asked is not None
 
     def ahead(self, records: int) -> None:
-        """Ask for the next claim, while others work off what the last one brought. Waits for
+        """Asks for the next claim, while others work off what the last one brought. Waits for
         nothing; what cannot be done now, the next poll does.
 
         Not for less than half of what is wanted: it would soon be more, by the same sync."""
@@ -202,7 +202,7 @@ class Claims:
             self._counts["claims_ahead"] += 1
 
     def _keeping(self) -> Waits[None]:
-        """Commit where partitions begin: where "latest" was is kept, lest a crash before the first
+        """Commits where partitions begin: where "latest" was is kept, lest a crash before the first
         claim moves it on, past records that nobody would count."""
         fresh = [
             (name, self._reader.partitions[name])
@@ -251,7 +251,7 @@ class Claims:
 
     # --- claims ---
     def _prepare(self, chunks: Sequence[Chunk]) -> None:
-        """Make the claim for all of them, which is still to be asked."""
+        """Makes the claim for all of them, which is still to be asked."""
         named: dict[TopicPartition, list[Chunk]] = {}
         for chunk in chunks:
             name = chunk.topic, chunk.partition

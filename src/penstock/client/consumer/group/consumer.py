@@ -374,7 +374,7 @@ class GroupConsumer(Closing, api_hints.Elsewhere):
 
     # --- offsets: each guarantee has its own answer ----------------------------------------------
     def commit(self, what: Committed | None = None) -> None:
-        """Commit all that was handed out so far, what a batch or a slice of it brought, a record
+        """Commits all that was handed out so far, what a batch or a slice of it brought, a record
         with all before it in its partition, or `{(topic, partition): offset}`, where the offset is
         that of the next record wanted.
 
@@ -483,7 +483,7 @@ class GroupConsumer(Closing, api_hints.Elsewhere):
         return (yield from self._reader.seeking(topic, partition, to))
 
     def pause(self, *partitions: TopicPartition) -> None:
-        """Fetch nothing of these (none given: of all) until `resume`; they stay its own."""
+        """Fetches nothing of these (none given: of all) until `resume`; they stay its own."""
         self._reader.pause(*partitions)
 
     def resume(self, *partitions: TopicPartition) -> None:
@@ -500,7 +500,7 @@ class GroupConsumer(Closing, api_hints.Elsewhere):
     def run(
         self, handler: Callable[..., object], *, retry: Retry, producer: Producer | None = None
     ) -> None:
-        """Call `handler` for each record, until SIGTERM, SIGINT or `stop`, or the ends that
+        """Calls `handler` for each record, until SIGTERM, SIGINT or `stop`, or the ends that
         `follow=False` means. A record that it raises for is tried again later, by way of retry
         topics, and becomes a dead letter in the end. So it holds up no other: see `Retry`.
 
@@ -519,7 +519,7 @@ class GroupConsumer(Closing, api_hints.Elsewhere):
         return steps_of(self, function, retry, producer, self._made_with, self._counts)
 
     def stop(self) -> None:
-        """Have `run` end, once the record in hand is done. Returns at once; from any thread,
+        """Lets `run` end, once the record in hand is done. Returns at once; from any thread,
         handler or signal handler."""
         self.stopping = True
 
@@ -527,7 +527,7 @@ class GroupConsumer(Closing, api_hints.Elsewhere):
         return name in self._reader.partitions
 
     def reading_also(self, topics: Sequence[str]) -> Waits[None]:
-        """Read these from their start, too."""
+        """Reads these from their start, too."""
         self._reader.from_start.update(topics)
         self._member.subscribe([*self._topics, *topics])
         yield from self._member.joining()

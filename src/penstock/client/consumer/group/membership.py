@@ -92,7 +92,7 @@ class GroupMembership:
 
     # --- requests ---
     def joining(self) -> Waits[None]:
-        """Become a member, and learn that one is: who is stopped in between is fenced again."""
+        """Becomes a member, and learns that one is: who is stopped in between is fenced again."""
         for _ in range(JOINS_MAX - 1):
             try:
                 yield from self.syncing()
@@ -141,7 +141,7 @@ class GroupMembership:
         return stale
 
     def leaving(self) -> Waits[None]:
-        """Give everything back at once. Static members only go: a successor takes over."""
+        """Gives everything back at once. Static members only go: a successor takes over."""
         if self._join.instance_id is None and self.member_id and self._session is not None:
             request = co.LeaveGroup(self.group, self.member_id)
             try:
@@ -151,7 +151,7 @@ class GroupMembership:
         self._session = None
 
     def post(self, request: msgspec.Struct) -> Posted | None:
-        """Ask, and wait for nothing. None where that cannot be done now."""
+        """Asks, and waits for nothing. None where that cannot be done now."""
         session = self._reader.session
         if self._session is not session:
             return None  # it would have to join first

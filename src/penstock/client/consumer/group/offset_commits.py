@@ -143,7 +143,7 @@ class Commits:
         out: GroupBatch | None = None,
         timeout: float = AUTOMATIC_TIMEOUT,
     ) -> Waits[None]:
-        """Commit what is done, of these partitions or all. A failure is counted and logged, and
+        """Commits what is done, of these partitions or all. A failure is counted and logged, and
         tried again in time: at worst records come again."""
         if names is None:
             self.at = now + self.interval
@@ -177,7 +177,7 @@ class Commits:
             logger.warning("%s", stale_error(self._member.group, stale))
 
     def explicitly(self, given: Committed | None) -> Waits[None]:
-        """Commit this, or all that was handed out. Raises `StaleGenerationError`, `ConfigError`."""
+        """Commits this, or all handed out. Raises `StaleGenerationError`, `ConfigError`."""
         owned = self._member.ownership.owned
         stale: list[TopicPartition]
         if given is None:
@@ -260,7 +260,7 @@ class Commits:
         return stale
 
     def back_before(self, batch: GroupBatch) -> None:
-        """Let a batch come again, where its partitions were not given away since. Never forwards:
+        """Lets a batch come again, where its partitions were not given away since. Never forwards:
         what comes again already stays to come."""
         firsts: dict[TopicPartition, int] = {}
         owner, reader = self._member.ownership, self._reader
@@ -274,7 +274,7 @@ class Commits:
         self._reader.notice = UNSEEN  # a transaction was aborted: perhaps others own it by now
 
     def going_back(self, out: GroupBatch | None, guarantee: str) -> Waits[None]:
-        """Let all above what is done (at-least-once) or committed come again."""
+        """Lets all above what is done (at-least-once) or committed come again."""
         reader = self._reader
         if guarantee == "at-least-once":
             reader.back_to({name: place[0] for name, place in self.done(out).items()})

@@ -86,7 +86,7 @@ class GroupReader(Consumer):
         return fresh
 
     def _suspect(self) -> None:
-        """Looks for partitions: a cut of the log may have gone below the group's offset (rule 15).
+        """Lists partitions to check: a log may have been cut below the group's offset (rule 15).
 
         Nothing else would tell before the log has grown past that offset again.
         """
@@ -99,14 +99,14 @@ class GroupReader(Consumer):
         return page.identity == (one.topic_id, one.partition) and page.status != STATUS_DELETED
 
     def drop(self, names: Iterable[TopicPartition]) -> None:
-        """Read these no more: what was fetched and not handed out is forgotten."""
+        """Reads these no more: what was fetched and not handed out is forgotten."""
         gone = set(names)
         touched = self._published.touched
         self._published.touched = [part for part in touched if part.name not in gone]
         self._adopt({name: part for name, part in self._assigned.items() if name not in gone})
 
     def back_to(self, offsets: dict[TopicPartition, int]) -> None:
-        """Go on there, and forget what was fetched ahead."""
+        """Goes on there, and forgets what was fetched ahead."""
         self._settle()
         for name, offset in offsets.items():
             partition = self._assigned.get(name)
@@ -150,7 +150,7 @@ class GroupReader(Consumer):
         return self._last.fetch(self._gather, max_records).chunks
 
     def minding(self, left: float) -> Waits[None]:
-        """Notice that the node went away; look for it again now and then."""
+        """Notices that the node went away; looks for it again now and then."""
         return self._attachment.minding(self, left)
 
     def sleeping(self, bound: float, found: Callable[[], bool] | None = None) -> Waits[None]:
@@ -158,7 +158,7 @@ class GroupReader(Consumer):
         return self._attachment.sleeping(bound, self._spin, found or self._has_news)
 
     def reattaching(self, timeout: float) -> Waits[None]:
-        """Attach again if the node hung up, within `timeout` seconds."""
+        """Attaches again if the node hung up, within `timeout` seconds."""
         if self.is_lost or self._session.farewell() is not None:
             self._attachment.give_up()
             yield from self._attachment.reconnecting(self, timeout)

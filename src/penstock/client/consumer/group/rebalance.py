@@ -67,7 +67,7 @@ class Changes:
         self.retry_at: float | None = None
 
     def following(self) -> Waits[None]:
-        """Ask what is ours, and make it so. Without an answer things stay as they are, and it is
+        """Asks what is ours, and makes it so. Without an answer things stay as they are, and it is
         asked again soon; raises `NotConnectedError` after `node_timeout` without a node."""
         reader, member = self._reader, self._member
         yield from reader.minding(LOOK_SECONDS)
