@@ -51,7 +51,7 @@ MODELS := $(addprefix tests/unit/,core/test_core_histories.py core/test_core_cle
 
 # A busy machine fails a test now and then: what failed is tried once more, three tests of a run at most, and the
 # first failure is shown. What judges by seeds or histories has no second try (docs/decisions/0075-second-try.md).
-ONE_TRY := crash cluster sim histories fuzz mutants
+ONE_TRY := crash cluster sim histories fuzz interrupts mutants
 SECOND_TRY = --reruns 1 --max-suite-reruns 3 --rerun-show-tracebacks $(ONE_TRY:%=--rerun-exclude-path=tests/%)
 
 .PHONY: help run test check bench crash fuzz attacks netns cluster sim mutants settings interrupts outdated constraints clean FORCE

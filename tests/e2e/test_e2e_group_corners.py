@@ -156,6 +156,28 @@ def test_what_a_torn_poll_fetched_is_committed_by_nobody(node, guarantee, monkey
             assert set(offsets(consumer)) >= {4, 5, 6, 7, 8, 9}
 
 
+def test_a_commit_behind_a_struck_assignment_is_of_what_is_owned(node, monkeypatch):
+    """Ctrl-C strikes between the moment when a partition is read and the one when it is owned."""
+    topic = node.create_topic(partitions=2)
+    fill(node, topic, 0, 10)
+
+    def struck(*given):
+        raise KeyboardInterrupt
+
+    options = {"group": "struck", "guarantee": "manual"}
+    with node.connect() as client, client.consumer(topic, **options) as consumer:
+        with client.consumer(topic, **options) as other:
+            wait_until(lambda: consumer.poll() is None or len(consumer.assignment()) == 1)
+            wait_until(lambda: other.poll() is None or len(other.assignment()) == 1)
+        with monkeypatch.context() as patched:
+            patched.setattr(GroupMembership, "own", struck)
+            with pytest.raises(KeyboardInterrupt):
+                consumer.poll(20, timeout=25)
+        consumer.commit()
+        assert set(consumer.committed()) == {(topic, 0), (topic, 1)}
+        assert len(consumer.poll(20, timeout=25)) > 0
+
+
 def tear(monkeypatch):
     """Ctrl-C strikes when a poll has fetched, before it says so."""
     gather = FetchScheduler.gather

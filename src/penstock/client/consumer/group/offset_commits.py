@@ -103,11 +103,11 @@ class Commits:
     def _handed(self) -> Offsets:
         """How far all was handed out, the record in hand included. Partitions in whose coming or
         going a call was interrupted are left out: they are taken on, or let go, again."""
-        offset_of = self._reader.handout.offset_of
+        offset_of, owned = self._reader.handout.offset_of, self._member.ownership.owned
         return {
             name: (offset_of(part), part.leader_epoch)
             for name, part in self._reader.partitions.items()
-            if name in self._committed
+            if name in self._committed and name in owned
         }
 
     def handed_out(self) -> co.GroupOffsets:
