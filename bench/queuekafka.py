@@ -7,14 +7,22 @@ import uuid
 from base64 import urlsafe_b64encode
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
 
 from penstock.bench.errors import BenchError
 from penstock.bench.peerserver import HOST, free_port, is_open, said_by, serving
-from penstock.bench.queuepeers import IDLE, QUEUE, QueueDoor, QueuePeer, Setup, WorkTally, without
+from penstock.bench.queuepeers import (
+    IDLE,
+    QUEUE,
+    PortDoor,
+    QueueDoor,
+    QueuePeer,
+    Setup,
+    WorkTally,
+    without,
+)
 
 GROUP: Final = "workers"
 LOCKS_MAX: Final = 10_000
@@ -93,17 +101,6 @@ def _value(message: Any) -> bytes:
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class KafkaDoor:
-    port: int
-
-    def sender(self) -> KafkaSender:
-        return KafkaSender(self.port)
-
-    def worker(self, prefetch: int) -> KafkaWorker:
-        return KafkaWorker(self.port, prefetch)
-
-
 @contextmanager
 def _serve(setup: Setup) -> Iterator[QueueDoor]:
     port, controller, folder = free_port(), free_port(), setup.folder
@@ -133,7 +130,7 @@ def _serve(setup: Setup) -> Iterator[QueueDoor]:
         raise BenchError(f"Kafka did not format its folder:\n{said[-2000:]}")
     with serving("kafka", [*java, "kafka.Kafka", config], folder, lambda: is_open(port)):
         _prepare(port)
-        yield KafkaDoor(port)
+        yield PortDoor(port, KafkaSender, KafkaWorker)
 
 
 def _prepare(port: int) -> None:

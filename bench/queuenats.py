@@ -11,7 +11,6 @@ import shutil
 import sys
 from collections.abc import Coroutine, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
@@ -20,6 +19,7 @@ from penstock.bench.peerserver import HOST, free_port, is_open, said_by, serving
 from penstock.bench.queuepeers import (
     QUEUE,
     Level,
+    PortDoor,
     QueueDoor,
     QueuePeer,
     Setup,
@@ -131,17 +131,6 @@ class NatsWorker:
         self._loop.close()
 
 
-@dataclass(frozen=True, slots=True)
-class NatsDoor:
-    port: int
-
-    def sender(self) -> NatsSender:
-        return NatsSender(self.port)
-
-    def worker(self, prefetch: int) -> NatsWorker:
-        return NatsWorker(self.port, prefetch)
-
-
 @contextmanager
 def _serve(setup: Setup) -> Iterator[QueueDoor]:
     port = free_port()
@@ -156,7 +145,7 @@ def _serve(setup: Setup) -> Iterator[QueueDoor]:
         loop = _Loop(port)
         loop.run(_prepare(loop.client))
         loop.close()
-        yield NatsDoor(port)
+        yield PortDoor(port, NatsSender, NatsWorker)
 
 
 async def _prepare(client: Any) -> None:

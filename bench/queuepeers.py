@@ -120,6 +120,21 @@ class QueueDoor(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class PortDoor:
+    """A server at a port of this host, and its clients: of that port, and of a prefetch."""
+
+    port: int
+    senders: Callable[[int], QueueSender]
+    workers: Callable[[int, int], QueueWorker]
+
+    def sender(self) -> QueueSender:
+        return self.senders(self.port)
+
+    def worker(self, prefetch: int) -> QueueWorker:
+        return self.workers(self.port, prefetch)
+
+
+@dataclass(frozen=True, slots=True)
 class Setup:
     """A server that is to be started: its folder, and what its answers are to outlive."""
 

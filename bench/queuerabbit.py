@@ -12,7 +12,6 @@ import re
 import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from importlib.metadata import version
 from itertools import islice
 from pathlib import Path
@@ -20,7 +19,16 @@ from typing import Any, Final
 
 from penstock.bench.errors import BenchError, BenchTimeout
 from penstock.bench.peerserver import HOST, free_port, is_open, serving
-from penstock.bench.queuepeers import IDLE, QUEUE, QueueDoor, QueuePeer, Setup, WorkTally, without
+from penstock.bench.queuepeers import (
+    IDLE,
+    QUEUE,
+    PortDoor,
+    QueueDoor,
+    QueuePeer,
+    Setup,
+    WorkTally,
+    without,
+)
 
 DEBIAN: Final = Path("/usr/lib/rabbitmq/bin")
 """The scripts themselves: those on the path change to a user of their own."""
@@ -180,17 +188,6 @@ class RabbitWorker:
         self._line.close()
 
 
-@dataclass(frozen=True, slots=True)
-class RabbitDoor:
-    port: int
-
-    def sender(self) -> RabbitSender:
-        return RabbitSender(self.port)
-
-    def worker(self, prefetch: int) -> RabbitWorker:
-        return RabbitWorker(self.port, prefetch)
-
-
 @contextmanager
 def _serve(setup: Setup) -> Iterator[QueueDoor]:
     port, names, between = free_port(), free_port(), free_port()
@@ -226,7 +223,7 @@ def _serve(setup: Setup) -> Iterator[QueueDoor]:
         )  # fmt: skip
         line.run(WITHIN)
         line.close()
-        yield RabbitDoor(port)
+        yield PortDoor(port, RabbitSender, RabbitWorker)
 
 
 def _script(name: str) -> str:

@@ -7,7 +7,6 @@ import os
 import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from importlib.metadata import version
 from itertools import islice
 from typing import Any, Final
@@ -17,6 +16,7 @@ from penstock.bench.queuepeers import (
     IDLE,
     QUEUE,
     Level,
+    PortDoor,
     QueueDoor,
     QueuePeer,
     Setup,
@@ -92,17 +92,6 @@ class RedisWorker:
         self._redis.close()
 
 
-@dataclass(frozen=True, slots=True)
-class RedisDoor:
-    port: int
-
-    def sender(self) -> RedisSender:
-        return RedisSender(self.port)
-
-    def worker(self, prefetch: int) -> RedisWorker:
-        return RedisWorker(self.port, prefetch)
-
-
 @contextmanager
 def _serve(setup: Setup) -> Iterator[QueueDoor]:
     port = free_port()
@@ -115,7 +104,7 @@ def _serve(setup: Setup) -> Iterator[QueueDoor]:
         client = _connect(port)
         client.xgroup_create(QUEUE, GROUP, id="0", mkstream=True)
         client.close()
-        yield RedisDoor(port)
+        yield PortDoor(port, RedisSender, RedisWorker)
 
 
 def _missing(setup: Setup) -> str | None:
