@@ -11,7 +11,6 @@ and it with its parent. Owns processes; what they do is `roles`.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import faulthandler
 import json
 import os
@@ -30,7 +29,8 @@ if __name__ == "__main__":
 from crash.ledgers import whole_lines
 from crash.node_under_test import environment
 
-PR_SET_PDEATHSIG = 1
+from penstock.ipc.liveness import end_with_parent
+
 TAIL_BYTES = 200
 
 
@@ -149,8 +149,7 @@ def _child(plan: dict[str, Any], parent: int) -> None:
     """Never returns."""
     status = 1
     try:
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:
+        if not end_with_parent(parent, signal.SIGKILL):
             os._exit(3)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         errors = os.open(plan["errors"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
