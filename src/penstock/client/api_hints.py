@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from penstock.client.public_view import public_name
+
 _TRANSACTIONS: Final = "transactions are for client.producer(transactional_id=...)"
 _GROUPS: Final = "offsets are committed by the members of a group: client.consumer(..., group=...)"
 _TOPICS: Final = "topics are named when it is made: client.consumer('orders', ...)"
@@ -35,7 +37,7 @@ class Elsewhere:
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> object:
-            kind = type(self).__name__
+            kind = public_name(type(self))
             hint = ELSEWHERE.get(kind, {}).get(name)
             said = f"{kind!r} object has no attribute {name!r}" + (f": {hint}" if hint else "")
             raise AttributeError(said, name=name, obj=self)

@@ -22,7 +22,7 @@ from penstock.client.options import (
     check_producer_names,
     check_share_names,
 )
-from penstock.client.producer.producer import Producer
+from penstock.client.producer.producer import PlainProducer, Producer
 from penstock.client.remote.address import RemoteAddress
 from penstock.client.session import default_url
 from penstock.client.share.consumer import ShareConsumer
@@ -79,7 +79,7 @@ class Client(Closing):
         producer = (
             TransactionalProducer(self._socket, **options)
             if "transactional_id" in options
-            else Producer(self._socket, **options)
+            else PlainProducer(self._socket, **options)
         )
         self.made.add(producer)
         return producer

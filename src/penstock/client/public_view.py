@@ -43,6 +43,15 @@ PUBLIC_NAMES: Final = {
 """By the name of a class, of this module's users and of `penstock.aio`."""
 
 
+def public_name(kind: type) -> str:
+    """The name by which users know a class: of ours the public one that it is a kind of."""
+    if kind.__module__.startswith("penstock."):
+        for base in kind.__mro__:
+            if base.__name__ in PUBLIC_NAMES:
+                return base.__name__
+    return kind.__name__
+
+
 def shortened(parts: Sequence[str]) -> str:
     """The first of them, and how many there are besides."""
     more = len(parts) - PARTS_MAX
@@ -60,7 +69,7 @@ class Shown:
 
     def __repr__(self) -> str:
         kind = type(self)
-        name = f"aio.{kind.__name__}" if ".aio." in kind.__module__ else kind.__name__
+        name = f"aio.{kind.__name__}" if ".aio." in kind.__module__ else public_name(kind)
         try:
             said = self._described()
         except Exception:  # half made, or in the middle of a change

@@ -20,6 +20,7 @@ from penstock.client.aio.waits import Turns, going_on, in_thread
 from penstock.client.arrow.intake import Wanted
 from penstock.client.options import ProducerOptions, StageOptions, TransactionOptions
 from penstock.client.producer.delivery import Receipt
+from penstock.client.producer.producer import PlainProducer
 from penstock.client.producer.producer import Producer as BlockingProducer
 from penstock.client.producer.record_options import (
     RecordOptions,
@@ -73,7 +74,7 @@ class Producer(Shown):
     async def make(cls, socket: Place, options: ProducerOptions) -> Producer:
         """Attaches, in a thread of the loop's."""
         options, waits = in_line(options)
-        core = await in_thread(partial(BlockingProducer, socket, **options), discard=leave)
+        core = await in_thread(partial(PlainProducer, socket, **options), discard=leave)
         return cls(core, waits=waits)
 
     # --- sending ---------------------------------------------------------------------------------

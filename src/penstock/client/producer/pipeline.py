@@ -11,6 +11,7 @@ the lock back first, and begins again after that.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol
 
@@ -32,6 +33,7 @@ from penstock.client.producer.routes import TopicRoutes
 from penstock.client.producer.sender import Finished, Outbox
 from penstock.client.producer.single_record import express
 from penstock.client.producer.state import ProducerState, Terms
+from penstock.client.remote.address import Place
 from penstock.client.validation import HeadersLike, as_bytes
 from penstock.core import errors as er
 from penstock.core.encode import record_overhead
@@ -64,14 +66,23 @@ class SendPolicy(Protocol):
 
 
 class Pipeline:
-    """The path of a producer's records, from a call to the lanes. One per producer (and per forked
-    child of it)."""
+    """The path of a producer's records, from a call to the lanes. One per producer."""
 
-    def __init__(self, state: ProducerState, policy: SendPolicy | None) -> None:
-        self.state = state
+    def __init__(
+        self, socket: Place, config: ProducerConfig, policy: SendPolicy | None = None
+    ) -> None:
+        self._socket = socket
+        self.config = config
+        self._policy = policy
+        self._build()
+
+    def _build(self) -> None:
+        """Makes everything that a forked child must not inherit."""
+        policy = self._policy
+        terms = None if policy is None else policy.terms(self.config)
+        state = self.state = ProducerState(self._socket, self.config, terms)
         self._lock = state.lock
         self._books = state.books
-        self._config = state.config
         self.outcomes = Outcomes(state)
         finished = self.outcomes.finished
         self.outbox = (
@@ -82,9 +93,20 @@ class Pipeline:
         self.io = Minder(state, self.outcomes, self.outbox, self.boxes, self.pressure)
         self.boxes.awaited = self.io
         state.books.mend = partial(mend, state, self.outcomes, self.outbox, self.boxes)
-        self._policy = policy
         if policy is not None:
             policy.bind(state, self.outcomes, self.boxes, self.io)
+
+    def attach(self, first: Callable[[], None]) -> None:
+        """Attaches to the node and starts the thread. Calls `first` before that, and does nothing
+        where there is an attachment."""
+        state = self.state
+        with self._lock:
+            self._books.open()
+            state.check_usable()
+            if state.settings is None:
+                first()
+                self.io.start(state.session or state.attach(self.config.timeout))
+            self._books.close()
 
     @property
     def settings(self) -> batch_builder.SealSettings:
@@ -119,7 +141,7 @@ class Pipeline:
             fields = record_fields(headers, partition, options)
         size = record_overhead(value, key, fields.headers, fields.work) + 8
         until: float | None = None
-        config = self._config
+        config = self.config
         while True:
             with self._lock:
                 self._books.open()
@@ -161,7 +183,7 @@ class Pipeline:
             box = None
         box = box or self.boxes.add(topic, wide=wide)
         ordinal = box.add(size, value, key, fields)
-        if self._config.linger == 0:
+        if self.config.linger == 0:
             self.io.gathered(box)
         else:
             self.io.expect(box.linger_until)
@@ -242,7 +264,7 @@ class Pipeline:
 
     def learn(self, topic: str) -> None:
         """Looks a topic up, if need be (lock not held)."""
-        timeout = self._config.timeout
+        timeout = self.config.timeout
         deadline = time.monotonic() + timeout
         while not self._look_up(topic, deadline - time.monotonic()):
             self.io.await_node(topic, timeout, deadline - time.monotonic())
@@ -323,10 +345,15 @@ class Pipeline:
             self.state.session.close()
         self.state.settings = None
 
-    def abandon(self) -> None:
-        """Gives up, in a forked child, what belongs to the parent."""
-        self.state.is_stale = True
-        for link in list(self.outbox.links.values()):
+    def after_fork_in_child(self) -> None:
+        """Gives up what belongs to the parent, and makes all parts again."""
+        old, links = self.state, list(self.outbox.links.values())
+        self._build()
+        self.state.is_closed = old.is_closed
+        if self._policy is not None:
+            self.state.forbidden = self._policy.after_fork_in_child()
+        old.is_stale = True
+        for link in links:
             link.detach()
-        if self.state.session is not None:
-            self.state.session.close(polite=False)
+        if old.session is not None:
+            old.session.close(polite=False)

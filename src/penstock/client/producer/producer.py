@@ -10,7 +10,9 @@ appended once.
 from __future__ import annotations
 
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from penstock.client import fork_safety, process_exit
@@ -21,14 +23,13 @@ from penstock.client.producer.batch_builder import Rows
 from penstock.client.producer.config import ProducerConfig
 from penstock.client.producer.delivery import BatchDelivery, Delivery, Receipt
 from penstock.client.producer.hooks import hooked
-from penstock.client.producer.pipeline import Pipeline, SendPolicy
+from penstock.client.producer.pipeline import Pipeline
 from penstock.client.producer.record_options import (
     RecordOptions,
     WorkOptions,
     is_plain,
     work_of_rows,
 )
-from penstock.client.producer.state import ProducerState
 from penstock.client.producer.unthreaded import Unthreaded
 from penstock.client.public_view import Shown
 from penstock.client.remote.address import Place
@@ -41,22 +42,20 @@ if TYPE_CHECKING:
 logger = logging.getLogger("penstock.producer")
 
 
-class Producer(Elsewhere, Shown):
+class Producer(Elsewhere, Shown, ABC):
     """Sends records to topics. Made by `Client.producer`. Thread-safe. Its options are the fields
-    of `penstock.client.producer.config.ProducerConfig`."""
+    of `penstock.client.producer.config.ProducerConfig`.
 
-    def __init__(
-        self, socket: Place, policy: SendPolicy | None = None, /, **options: Unpack[ProducerOptions]
-    ) -> None:
-        self.config = ProducerConfig(**options)
-        self.socket = socket
-        self.client_id = self.config.client_id
-        self.timeout = self.config.timeout
+    The verbs hand over to a pipeline, which is given. How a producer is closed, its kind says.
+    """
+
+    def __init__(self, pipeline: Pipeline) -> None:
+        self._pipeline = pipeline
+        self.config = pipeline.config
         if self.config.on_send is not None:
             self.send = hooked(self.send, self.config.on_send)  # type: ignore[method-assign]
-        self._policy = policy
         self._is_left = False
-        self._reset()
+        self._know_parts()
         try:
             self._attach()
         except BaseException:
@@ -64,10 +63,8 @@ class Producer(Elsewhere, Shown):
             raise
         fork_safety.remember(self)
 
-    def _reset(self) -> None:
-        """Makes everything that a forked child must not inherit."""
-        terms = None if self._policy is None else self._policy.terms(self.config)
-        self._pipeline = Pipeline(ProducerState(self.socket, self.config, terms), self._policy)
+    def _know_parts(self) -> None:
+        """Takes the parts of the pipeline that it uses. A forked child has others."""
         self._open = self._pipeline.boxes.seen
         self.unthreaded = Unthreaded(self._pipeline)
 
@@ -216,14 +213,7 @@ class Producer(Elsewhere, Shown):
             self._attach()
 
     def _attach(self) -> None:
-        pipeline, state = self._pipeline, self._pipeline.state
-        with state.lock:
-            state.books.open()
-            state.check_usable()
-            if state.settings is None:
-                process_exit.remember(self)
-                pipeline.io.start(state.session or state.attach(self.timeout))
-            state.books.close()
+        self._pipeline.attach(partial(process_exit.remember, self))
 
     def metrics(self) -> dict[str, int]:
         """Counters since the producer was made, and `buffered_bytes` now."""
@@ -234,8 +224,11 @@ class Producer(Elsewhere, Shown):
         """The id under which this producer's batches are in the log; 0 while not attached."""
         return self._pipeline.state.producer_id
 
+    @abstractmethod
     def close(self, timeout: float | None = 30.0) -> None:
         """Flushes, then leaves. Raises what `flush` raises; the producer is closed in any case."""
+
+    def _flush_and_leave(self, timeout: float | None) -> None:
         if self._is_left:
             return
         try:
@@ -260,7 +253,7 @@ class Producer(Elsewhere, Shown):
     def _described(self) -> str:
         state = self._pipeline.state
         counts = state.counts
-        who = "".join(f"{name!r}, " for name in (state.terms.name, self.client_id) if name)
+        who = "".join(f"{name!r}, " for name in (state.terms.name, self.config.client_id) if name)
         return (
             f"{who}{'closed' if state.is_closed else 'open'}: {counts['records']} records in "
             f"batches, {counts['acknowledged']} acknowledged, {counts['failed']} failed"
@@ -280,9 +273,15 @@ class Producer(Elsewhere, Shown):
 
     def after_fork_in_child(self) -> None:
         """Gives up what belongs to the parent; the next `send` attaches again (rule 7)."""
-        old = self._pipeline
-        self._reset()
-        self._pipeline.state.is_closed = old.state.is_closed
-        if self._policy is not None:
-            self._pipeline.state.forbidden = self._policy.after_fork_in_child()
-        old.abandon()
+        self._pipeline.after_fork_in_child()
+        self._know_parts()
+
+
+class PlainProducer(Producer):
+    """A producer whose records count one by one."""
+
+    def __init__(self, socket: Place, **options: Unpack[ProducerOptions]) -> None:
+        super().__init__(Pipeline(socket, ProducerConfig(**options)))
+
+    def close(self, timeout: float | None = 30.0) -> None:
+        self._flush_and_leave(timeout)

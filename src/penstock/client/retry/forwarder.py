@@ -17,7 +17,7 @@ from penstock.client.app.handler import DecodeError, place_of
 from penstock.client.app.known_errors import KnownErrors
 from penstock.client.consumer.records import Record
 from penstock.client.producer.delivery import Delivery
-from penstock.client.producer.producer import Producer
+from penstock.client.producer.producer import PlainProducer, Producer
 from penstock.client.remote.address import Place
 from penstock.client.retry.policy import Retry
 from penstock.client.retry.story import RetryStory, copied_headers, own_headers
@@ -67,7 +67,7 @@ class Forwarder:
 
     def open(self, place: Place, client_id: str) -> None:
         """With a producer of its own."""
-        self._producer = Producer(
+        self._producer = PlainProducer(
             place, client_id=client_id, acks="all", linger=0.002, delivery_timeout=WRITE_TIMEOUT
         )
 

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from penstock.client.consumer.consumer import Consumer
 from penstock.client.consumer.records import Record
 from penstock.client.deadletters.story import PREFIX, earlier_story
-from penstock.client.producer.producer import Producer
+from penstock.client.producer.producer import PlainProducer, Producer
 from penstock.client.remote.address import Place
 from penstock.client.validation import HEADERS_MAX
 from penstock.core import errors as er
@@ -211,7 +211,7 @@ class DeadLetterWriter:
                 return False
         self._make(to)
         if self._producer is None:
-            self._producer = Producer(
+            self._producer = PlainProducer(
                 self._socket, client_id=self._client_id, acks="all", linger=0.0,
                 delivery_timeout=WRITE_TIMEOUT,
             )  # fmt: skip

@@ -7,6 +7,7 @@ records are welcome. Never begins or ends one.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 from penstock.client.producer.accumulator import Boxes
@@ -132,6 +133,6 @@ def checked(durability: object, options: ProducerOptions) -> ProducerConfig:
     return config
 
 
-def kept(durability: TransactionDurability, options: ProducerOptions) -> ProducerOptions:
-    """The options of a producer whose transactions last so."""
-    return {**options, "durability": "fsynced"} if durability == "fsynced" else options
+def lasting(config: ProducerConfig, durability: TransactionDurability) -> ProducerConfig:
+    """The same for records that are to be on stable storage before a commit, where it says so."""
+    return replace(config, durability="fsynced") if durability == "fsynced" else config

@@ -18,6 +18,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Final, NamedTuple, Unpack
 
 from penstock.client.consumer.group.consumed import check_consumed, consumed_offsets, rewind
+from penstock.client.producer.pipeline import Pipeline
 from penstock.client.producer.producer import Producer
 from penstock.client.remote.address import Place
 from penstock.client.session import Session
@@ -29,7 +30,7 @@ from penstock.client.transactions.identified_producer import (
     TransactionDurability,
     TransactionPolicy,
     checked,
-    kept,
+    lasting,
 )
 from penstock.client.transactions.retained import check_kept
 from penstock.client.transactions.state_machine import TransactionLife, TransactionState
@@ -104,7 +105,8 @@ class TransactionalProducer(Producer):
                 link,
                 self.life.check_may_send,
             )
-            super().__init__(socket, self._transacting, **kept(transaction_durability, options))
+            kept = lasting(config, transaction_durability)
+            super().__init__(Pipeline(socket, kept, self._transacting))
         except BaseException:
             link.close()
             raise
@@ -407,7 +409,7 @@ class TransactionalProducer(Producer):
                 "settles it",
                 self.transactional_id,
             )
-        super().close(timeout)
+        self._flush_and_leave(timeout)
 
 
 def poll_anew(transactional_id: str) -> er.TransactionError:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Unpack
 
 from penstock.client import process_exit
+from penstock.client.producer.pipeline import Pipeline
 from penstock.client.producer.producer import Producer
 from penstock.client.remote.address import Place
 from penstock.client.transactions.coordinator_link import CoordinatorLink
@@ -25,7 +26,7 @@ from penstock.client.transactions.identified_producer import (
     TransactionDurability,
     TransactionPolicy,
     checked,
-    kept,
+    lasting,
 )
 from penstock.client.validation import check_integer, check_text
 from penstock.core import errors as er
@@ -93,7 +94,8 @@ class Stage(Producer):
             self.transactional_id = transactional_id
             identity = Identity(ready.producer_id, ready.producer_epoch)
             self._transacting = TransactionPolicy(transactional_id, identity, link)
-            super().__init__(socket, self._transacting, **kept(transaction_durability, options))
+            kept = lasting(config, transaction_durability)
+            super().__init__(Pipeline(socket, kept, self._transacting))
         except BaseException:
             link.close()
             raise
@@ -151,7 +153,7 @@ class Stage(Producer):
             state.books.close()
         request = co.EndTransaction(self.transactional_id, *transacting.identity, commit=False)
         try:
-            transacting.link.ask(request, co.TransactionEnded, self.timeout)
+            transacting.link.ask(request, co.TransactionEnded, self.config.timeout)
         except er.PenstockError as failure:
             logger.warning("stage %r is swept once it timed out: %s", self._name, failure)
         self._leave()
