@@ -3,7 +3,7 @@ fewer. Messages of protocols are listed too: each protocol has its Hello."""
 
 from __future__ import annotations
 
-import ast
+import re
 from collections import Counter
 from pathlib import Path
 
@@ -15,8 +15,7 @@ SHARED = Path(__file__).with_name("shared_class_names.txt")
 
 def class_names(text: str) -> list[str]:
     """Public classes of a module."""
-    found = (node for node in ast.parse(text).body if isinstance(node, ast.ClassDef))
-    return [node.name for node in found if not node.name.startswith("_")]
+    return re.findall(r"^class ([A-Za-z]\w*)", text, re.M)
 
 
 def test_names_of_classes_that_are_used_more_than_once_only_get_fewer():
