@@ -161,7 +161,7 @@ def _have_led(cluster: EmbeddedCluster, lookout: Lookout, topic: str, of_control
             admin.reassign_partition(topic, 0, wanted[: len(replicas)])
             admin.elect_leaders(topic, 0)
             time.sleep(ASK_EVERY)
-            _still(deadline, f"{topic} to be led by who is to be killed")
+            _still(deadline, f"{topic} to be led by the broker to kill")
 
 
 def _is_well(view: View, topic: str) -> bool:

@@ -36,8 +36,8 @@ def _head(result: Result) -> Iterator[str]:
     yield from (
         "# Benchmarks: work queues",
         "",
-        "For who compares work queues: Penstock's share groups beside others, from Python, in one "
-        "run on one machine.",
+        "For readers who compare work queues: Penstock's share groups beside others, from Python, "
+        "in one run on one machine.",
         "Written by `penstock bench queue-page`; [how to run it](#how-to-run-it).",
         "",
         "| Machine | |",
@@ -121,7 +121,7 @@ def _about(result: Result) -> Iterator[str]:
 
 
 _LEVEL_NOTES: Final = {
-    "os": "What is acknowledged outlives `kill -9` of the server. A power cut may take the newest.",
+    "os": "Acknowledged records outlive `kill -9` of the server. A power cut may take the newest.",
     "fsync": "A job is on the device before its sender hears of it. [Settings](#settings) tell "
     "what is true of answers.",
 }

@@ -188,7 +188,7 @@ class Chain:
         else:
             kept.first_append = None
 
-    def begin_anew(self, fresh: OpenSegment) -> None:
+    def restart(self, fresh: OpenSegment) -> None:
         """Every segment is gone, and this one is there instead."""
         self.restoring.forget(0, self.active.base_offset)
         self.close()

@@ -255,8 +255,8 @@ class Compaction:
             self.storage.close(fd)
         if scan.stop is not Stop.LIMIT:
             raise CorruptBatchError(
-                f"{segment_path(folder, segment.base)} cannot be compacted: at byte "
-                f"{scan.position}, where offset {scan.offset} should begin, stands "
+                f"{segment_path(folder, segment.base)} cannot be compacted: offset "
+                f"{scan.offset} should begin at byte {scan.position}, but there is "
                 f"{scan.stop.value} {scan.detail}".rstrip()
             )
 

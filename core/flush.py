@@ -285,7 +285,7 @@ class Syncs:
         self._point = self._kept = point
         self._left = min(self._left, point.segment_base)
 
-    def begin_anew(self, point: RecoveryPoint) -> None:
+    def restart(self, point: RecoveryPoint) -> None:
         """Records that the log is empty and begins at this point."""
         self.move(point)
         self._snapshots.list_again()

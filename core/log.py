@@ -194,7 +194,7 @@ class Log:
             end = min(end, held)
         return max(end, self.log_start)
 
-    def stand(self) -> tuple[int, int, int, int, OpenTransaction | None]:
+    def published(self) -> tuple[int, int, int, int, OpenTransaction | None]:
         """`segment_base`, `valid_bytes`, `log_end`, `last_stable` and `oldest_open`, all that is
         published after an append, in one call."""
         active, end = self.chain.active, self.log_end

@@ -5,7 +5,7 @@
     lead              an epoch begins at the log's end, on the device before its first append
     follow            epochs that were begun here without a record are forgotten
     truncate_to       the log ends earlier: synced, marked, published, cut
-    begin_anew        everything goes, and an empty log starts elsewhere (`logrestart`)
+    restart        everything goes, and an empty log starts elsewhere (`logrestart`)
 
 A batch continues the log if it begins at the log's end. It may begin beyond the end if compaction
 removed the batches between; it says so itself (`FLAG_COMPACTED`). In a copy of the log the gap may
@@ -164,7 +164,7 @@ class LogReplica:
         elif not has_open:
             return ErrorCode.NONE, ""
         return ErrorCode.BEYOND_LOG_END, (
-            f"compaction took what stood before offset {head.base_offset}, maybe the outcome of a "
+            f"compaction took the batches before offset {head.base_offset}, maybe the outcome of a "
             "transaction that is open here"
         )
 
@@ -322,7 +322,7 @@ class LogReplica:
 
     # ---- beginning again
 
-    def begin_anew(self, log_start: int, publish: Publish | None = None) -> None:
+    def restart(self, log_start: int, publish: Publish | None = None) -> None:
         """Let go of everything, producers too, and be an empty log that starts there. `publish` is
         called with the new end when that is certain to happen and before anything goes.
 
@@ -355,14 +355,14 @@ class LogReplica:
         log.syncs.move(RecoveryPoint(start, 0, start, 0, 0, at, log.boot_id, beginning=True))
         if publish is not None:
             publish(start)
-        log.chain.begin_anew(wipe(log.storage, log.folder, start, interval))
+        log.chain.restart(wipe(log.storage, log.folder, start, interval))
         log.aborted.forget()
         log.log_end = log.cleanup.log_start = start
         log.order = (0, 0)
         log.producers = ProducerTable(log.config.producer_batches_kept)
         log.epochs = EpochCache()
         log.leader_epoch = 0
-        log.syncs.begin_anew(log.point())
+        log.syncs.restart(log.point())
 
 
 def _is_open_data(head: BatchHeader) -> bool:

@@ -41,8 +41,8 @@ def damaged(path: str, scan: Scan, wanted: str) -> LogOfflineError:
     """Returns the error for a log that does not reach its known end."""
     detail = f" ({scan.detail})" if scan.detail else ""
     return LogOfflineError(
-        f"{path} is damaged: at byte {scan.position}, where offset {scan.offset} should begin, "
-        f"stands {scan.stop.value}{detail}, but the log is known to reach {wanted}. The file is "
+        f"{path} is damaged: offset {scan.offset} should begin at byte {scan.position}, but there "
+        f"is {scan.stop.value}{detail}. The log is known to reach {wanted}. The file is "
         "kept as it is. Restore the partition from a replica or a backup."
     )
 

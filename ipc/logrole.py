@@ -264,7 +264,7 @@ class LogRole:
 
     def _publish(self) -> None:
         state = self._state
-        base, valid_bytes, end, last_stable, oldest = self._log.stand()
+        base, valid_bytes, end, last_stable, oldest = self._log.published()
         state.publish_segment(base, valid_bytes)
         state.publish_ends(end, end, last_stable)
         if oldest is not self._oldest_open:

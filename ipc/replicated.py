@@ -102,7 +102,7 @@ class ReplicaRole(LogRole):
 
     def _publish(self) -> None:
         state, high_watermark = self._state, self._high_watermark
-        base, valid_bytes, end, last_stable, oldest = self._log.stand()
+        base, valid_bytes, end, last_stable, oldest = self._log.published()
         assert high_watermark <= end, (high_watermark, end)
         state.publish_segment(base, valid_bytes)
         state.publish_ends(end, high_watermark, min(last_stable, high_watermark))
@@ -231,7 +231,7 @@ class ReplicaRole(LogRole):
                 self._copied.update(replica.undecided)
                 self._end_log(replica.undecided[0])
             if replica.is_outdated and not self._syncing:
-                self._begin_anew(0)  # its leader says where its own starts
+                self._restart(0)  # its leader says where its own starts
             if self._group_commit and log.log_end > log.durable:
                 self._sync()
         except StorageError as error:
@@ -280,7 +280,7 @@ class ReplicaRole(LogRole):
         elif isinstance(order, ro.Truncate):
             self._truncate(order.end)
         elif isinstance(order, ro.BeginAnew):
-            self._begin_anew(order.log_start)
+            self._restart(order.log_start)
         else:
             self._trim_to = max(self._trim_to, order.log_start)
             self._retain(now_us)
@@ -333,7 +333,7 @@ class ReplicaRole(LogRole):
         """A compacted log that loses what counted lacks what that had replaced, too, and its leader
         has it: it is copied again."""
         if self._settings.compacts and end < self._high_watermark:
-            self._begin_anew(0)
+            self._restart(0)
         else:
             self._end_log(end)
 
@@ -346,12 +346,12 @@ class ReplicaRole(LogRole):
             logger.warning("%s: truncated from %d to %d", self.name, was, log.log_end)
         self._cut(start)
 
-    def _begin_anew(self, log_start: int) -> None:
+    def _restart(self, log_start: int) -> None:
         log = self._log
         was = log.log_start, log.log_end
         if log_start >= log.log_end:
             self._state.publish_log_start(log_start)  # or readers would look for what is gone
-        self._replica.begin_anew(log_start, self._end_at)
+        self._replica.restart(log_start, self._end_at)
         logger.warning("%s: begun again at %d, it held %d to %d", self.name, log_start, *was)
         self._high_watermark, self._trim_to = log_start, 0
         self._cut(-1)

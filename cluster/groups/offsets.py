@@ -107,7 +107,7 @@ def _check_forward(group: Group, offsets: Iterable[OffsetCommit]) -> None:
         if was is not None and o.offset < was.offset:
             raise GroupError(
                 f"offset {o.offset} of {where(group, o.topic_id, o.partition)} was not committed: "
-                f"group {group.name!r} is at-most-once and stands at {was.offset}; to go back use "
+                f"group {group.name!r} is at-most-once and is at {was.offset}; to go back use "
                 "seek and allow redelivery"
             )
 

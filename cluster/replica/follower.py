@@ -61,7 +61,7 @@ class ReplicaFollower:
         log.truncate(max(end, log.log_start))
         if end >= log.log_start:
             return end
-        log.begin_anew(0)  # its leader says where its own starts
+        log.restart(0)  # its leader says where its own starts
         return 0
 
     def fetched(self, answer: Fetched, ends: list[tuple[int, int]]) -> bool:
@@ -72,7 +72,7 @@ class ReplicaFollower:
             return False
         if answer.offset != log.log_end:
             assert answer.offset == answer.log_start, answer
-            log.begin_anew(answer.log_start)
+            log.restart(answer.log_start)
         for end, epoch in ends:
             log.appended(end, epoch)
         log.high_watermark = max(log.high_watermark, min(answer.high_watermark, log.log_end))

@@ -55,7 +55,7 @@ class LogEnds:
         self.high_watermark = min(self.high_watermark, end)
         self.epochs.truncate_end(end)
 
-    def begin_anew(self, log_start: int) -> None:
+    def restart(self, log_start: int) -> None:
         """Nothing of this log is in the leader's any more."""
         self.log_start = self.log_end = self.high_watermark = log_start
         if self.synced is not None:

@@ -70,7 +70,7 @@ def consume(
         ),
     ] = None,
     null: Annotated[
-        str, typer.Option("--null", metavar="TEXT", help="Stands for null keys and values.")
+        str, typer.Option("--null", metavar="TEXT", help="Shown for null keys and values.")
     ] = "",
     group: Annotated[
         str | None,

@@ -249,7 +249,9 @@ def import_offsets(
     ],
     by_name: Annotated[
         bool,
-        typer.Option("--by-name", help="Topics made anew, or of another node, are the same."),
+        typer.Option(
+            "--by-name", help="Take topics of the same name for the same, also with other ids."
+        ),
     ] = False,
     clamp: Annotated[
         bool,

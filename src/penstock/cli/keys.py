@@ -1,5 +1,5 @@
-"""`penstock keys ...`: who is let in from other hosts. Works on the node's data folder, also while
-it runs, and never shows a secret."""
+"""`penstock keys ...`: clients that may come from other hosts. Works on the node's data
+folder, also while it runs, and never shows a secret."""
 
 from __future__ import annotations
 
@@ -45,7 +45,8 @@ def create(
         Path, typer.Option("--out", metavar="FILE", help="Where the client's key file is put.")
     ],
     principal: Annotated[
-        str | None, typer.Option(metavar="WHO", help="Who comes in by it. Default: its name.")
+        str | None,
+        typer.Option(metavar="WHO", help="The principal of clients with it. Default: its name."),
     ] = None,
     namespace: Annotated[
         str | None,
@@ -78,7 +79,7 @@ def create(
 
 
 def list_keys(env: Env, data: Data = None) -> None:
-    """Show who is let in. No secrets."""
+    """Show the keys of clients. No secrets."""
     from penstock.security import keys
 
     folder = keys.authorized_folder(_folder(env, data))
@@ -197,8 +198,8 @@ def create_cluster(
 
     keys.create_cluster_key(out)
     env.say(
-        f"{out} makes a broker of whoever has it: copy it to each broker's host, name it there as "
-        "cluster_key, and keep it from everybody else"
+        f"{out} makes a broker of every node that has it: copy it to each broker's host, name it "
+        "there as cluster_key, and keep it from everybody else"
     )
 
 

@@ -85,7 +85,7 @@ def produce(
         typer.Option(
             "--key-separator",
             metavar="TEXT",
-            help=r"Stands between key and value, like '\t'. A line without it has no key.",
+            help=r"The text between key and value, like '\t'. A line without it has no key.",
         ),
     ] = None,
     null: Annotated[

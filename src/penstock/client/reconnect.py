@@ -82,7 +82,7 @@ class Attachment:
         if slot is None:
             yield Wait(min(bound, NO_SLOT_NAP))
             return
-        # What comes from another host is brought by a thread, which a spinning one would hold up.
+        # A thread brings the records of another host, and a spinning one would hold it up.
         if spin_for and self.session.far is None:
             until = time.monotonic() + bound
             if spin(min(spin_for, bound), found):

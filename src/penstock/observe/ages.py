@@ -123,7 +123,7 @@ class Ages:
                     continue
                 at = found.appended
             known[place] = at
-        open_.sort(key=self._looked)  # who has waited longest is first
+        open_.sort(key=self._looked)  # those that have waited longest are first
         deadline = time.monotonic() + budget
         for place in open_:
             if time.monotonic() >= deadline:

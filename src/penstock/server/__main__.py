@@ -48,7 +48,7 @@ _OPTIONS = {
     "--controller-quorum": (str, "the brokers that decide, 1@HOST:PORT,2@HOST:PORT,..."),
     "--replication-port": (int, "port at which replicas are fetched; 0: any free one"),
     "--advertise": (str, "where clients find this broker, tcp://HOST:PORT"),
-    "--rack": (str, "where this broker stands"),
+    "--rack": (str, "the rack or zone of this broker"),
     "--cluster-key": (str, "file with the key that all brokers have"),
     "--election-timeout": (float, "seconds of silence after which a controller is elected"),
     "--broker-session-timeout": (float, "seconds of silence after which a broker is fenced"),

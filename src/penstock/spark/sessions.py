@@ -38,7 +38,7 @@ QUIET: Final[dict[str, object]] = {
         Path(__file__).absolute().with_name("quiet.properties")
     )
 }
-"""Settings for who wants to hear of errors alone, from the start of the JVM on."""
+"""Settings that show errors alone, from the start of the JVM on."""
 LOCAL_CONF: Final = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
 """Nobody else needs to reach it, and host names that lead nowhere do no harm."""
 

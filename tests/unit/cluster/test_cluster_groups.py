@@ -518,7 +518,7 @@ def test_rule_18_nothing_goes_back_in_an_at_most_once_group_unless_redelivery_is
     shell = Shell(t=1)
     told = shell.join(guarantee="at-most-once")
     shell.take(shell.machine.commit(shell.now, "g", "m1", commits(told, 50)))
-    with pytest.raises(GroupError, match="stands at 50"):
+    with pytest.raises(GroupError, match="is at 50"):
         shell.machine.commit(shell.now, "g", "m1", commits(told, 49))
     with pytest.raises(GroupError, match="--allow-redelivery"):
         shell.machine.seek(shell.now, "g", [OffsetSeek(T, 0, 49)], False)

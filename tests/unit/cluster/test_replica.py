@@ -474,7 +474,7 @@ def test_who_parted_and_ends_just_where_the_leaders_log_starts_is_told_so():
 def test_who_ends_where_a_leader_began_anew_goes_on():
     """A leader that knows of no epoch below its log start has nothing to object."""
     at = Cluster("000", "000")
-    at.replicas[2].log.begin_anew(3)
+    at.replicas[2].log.restart(3)
     at.tell(leader=2, isr=(2,))
     at.replicas[2].appended(5)
     role = at.replicas[1].role

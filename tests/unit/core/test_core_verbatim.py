@@ -276,7 +276,7 @@ def test_a_log_that_begins_anew_is_empty_there(leaders, start):
     storage, log = follower()
     taken(log, batches_from(leaders[1], 0))
     said: list[int] = []
-    LogReplica(log).begin_anew(start, said.append)
+    LogReplica(log).restart(start, said.append)
     assert said == [start]
     assert (log.log_start, log.log_end, log.durable, log.last_stable) == (start,) * 4
     assert (len(log.producers), log.epochs.entries, log.leader_epoch) == (0, (), 0)
@@ -287,8 +287,8 @@ def test_a_log_that_begins_anew_is_empty_there(leaders, start):
     if not start:
         taken(log, batches_from(leaders[1], 0))
         check_same((storage, log), leaders)
-    LogReplica(log).begin_anew(log.log_start)
-    LogReplica(log).begin_anew(log.log_start, said.append)
+    LogReplica(log).restart(log.log_start)
+    LogReplica(log).restart(log.log_start, said.append)
     assert len(said) == 1, "it had begun there already"
     assert storage.open_files == [f"{FOLDER}/{log.log_start:020d}.log"]
 
@@ -299,7 +299,7 @@ def test_the_leaders_log_may_start_within_a_batch():
     leader.append([make_batch(150, records=50)], 1)
     leader.trim(120)
     storage, log = follower()
-    LogReplica(log).begin_anew(leader.log_start)
+    LogReplica(log).restart(leader.log_start)
     said: list[int] = []
     batches = batches_from(leader, leader.log_start)
     assert taken(log, batches, said.append)[:2] == (200, 2)
@@ -316,7 +316,7 @@ def test_an_empty_log_stays_where_it_is_when_the_batch_across_its_start_is_refus
     _, leader = led(2)
     leader.append([make_batch(0, records=100)], 1)
     _, log = led(3)
-    LogReplica(log).begin_anew(50)
+    LogReplica(log).restart(50)
     LogReplica(log).lead(3)
     said: list[int] = []
     made = taken(log, batches_from(leader, 0), said.append)
@@ -340,11 +340,11 @@ def test_a_new_beginning_waits_for_a_sync():
     job = log.begin_sync()
     assert job is not None
     with pytest.raises(StorageError, match="under way") as caught:
-        LogReplica(log).begin_anew(10)
+        LogReplica(log).restart(10)
     assert caught.value.retriable
     job.run()
     log.finish_sync(job)
-    LogReplica(log).begin_anew(10)
+    LogReplica(log).restart(10)
     assert log.log_end == 10
 
 
@@ -358,7 +358,7 @@ def test_a_log_that_is_offline_takes_no_role():
     for ask in (
         lambda: LogReplica(log).lead(9),
         LogReplica(log).follow,
-        lambda: LogReplica(log).begin_anew(5),
+        lambda: LogReplica(log).restart(5),
         lambda: taken(log, numbered(1)),
     ):
         with pytest.raises(LogOfflineError):

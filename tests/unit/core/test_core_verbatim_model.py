@@ -96,7 +96,7 @@ def catch_up(mine: Copy, leader: Log, bytes_max: int = 1 << 40) -> None:
     log = mine.log
     if not leader.log_start <= log.log_end <= leader.log_end:
         mine.counts["again"] += 1
-        mine.replica.begin_anew(leader.log_start, mine.end_at)
+        mine.replica.restart(leader.log_start, mine.end_at)
         mine.committed = leader.log_start
     batches = batches_from(leader, max(log.log_end, leader.log_start), bytes_max)
     if mine.chance.random() < 0.2:  # some of it came before

@@ -36,7 +36,7 @@ class Reader:
         self.handout = HandOut(self.partitions)
         self._turns = FetchScheduler(1 << 20, whole=False)
         self._last = LastPoll(self.partitions, self._turns)
-        self.stands: Any = None
+        self.owner_position: Any = None
         self.notice = 0
         self.is_lost = False
 

@@ -1,4 +1,4 @@
-"""The verbs of `penstock.Admin` about a cluster: who there is, who leads what, who is to."""
+"""The verbs of `penstock.Admin` about a cluster: its brokers, and the leaders of partitions."""
 
 from __future__ import annotations
 

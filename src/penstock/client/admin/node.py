@@ -1,4 +1,4 @@
-"""The verbs of `penstock.Admin` about one node: who is attached, and its settings."""
+"""The verbs of `penstock.Admin` about one node: its clients, and its settings."""
 
 from __future__ import annotations
 

@@ -341,7 +341,7 @@ def in_line(options: Options) -> tuple[Options, bool]:
     options = options.copy()
     waits = options.get("on_full", "block") == "block"
     if waits:
-        options["on_full"] = "error"  # whoever is refused waits in line
+        options["on_full"] = "error"  # a refused record waits in line
     return options, waits
 
 

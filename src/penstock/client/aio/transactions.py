@@ -29,7 +29,7 @@ from penstock.client.share.done_jobs import Done, check_done
 from penstock.client.transactions.producer import (
     TransactionalProducer as BlockingTransactionalProducer,
 )
-from penstock.client.transactions.producer import TransactionInputs, poll_anew
+from penstock.client.transactions.producer import TransactionInputs, poll_again
 from penstock.client.transactions.stages import Stage as BlockingStage
 from penstock.client.transactions.state_machine import TransactionState
 from penstock.core import errors as er
@@ -118,7 +118,7 @@ class TransactionalProducer(Transacting):
                 late = [each for each in self._held if not each.is_brought]
                 await self._abort([])
                 if late:
-                    raise poll_anew(self.transactional_id)
+                    raise poll_again(self.transactional_id)
             self._core.begin_transaction()
             self._held = []
             self._send = self._core.send

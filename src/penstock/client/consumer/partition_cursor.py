@@ -314,7 +314,7 @@ class AssignedPartition:
         if page.leader_epoch < self._epoch:
             return  # a leader of before, which does not know yet: what was read is newer than it
         self._epoch = page.leader_epoch
-        self._reader.began_anew()
+        self._reader.forget_aborted()
 
     def resolving(self, to: Offset, logs: NodeLogs) -> Waits[int]:
         """Returns the offset that a place means now. Raises `OffsetOutOfRangeError` for an exact

@@ -35,7 +35,7 @@ class Source(Protocol):
     def leaves_out(self, head: BatchHeader, last_stable: int) -> bool:
         """Returns whether this transactional batch, below the last stable offset, was aborted."""
 
-    def began_anew(self) -> None:
+    def forget_aborted(self) -> None:
         """Notes another leader epoch of the log: the known transactions may be wrong."""
 
     def close(self) -> None: ...
@@ -54,7 +54,7 @@ class LocalSource(LogReader):
     def leaves_out(self, head: BatchHeader, last_stable: int) -> bool:
         return self._aborted.has(head, last_stable)
 
-    def began_anew(self) -> None:
+    def forget_aborted(self) -> None:
         self._aborted.forget()
 
 

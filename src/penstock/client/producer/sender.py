@@ -343,8 +343,8 @@ class Outbox:
         if code in rf.TOPIC_GONE:
             self._drop(route, batch.error)
         elif code in rf.UNSEEN or not self._idempotent:
-            # It took a sequence that the log never saw. What flies behind it is answered alike, or
-            # as out of order if the partition is back meanwhile.
+            # It took a sequence that the log never saw. The batches behind it get the same answer,
+            # or that they are out of order if the partition is back meanwhile.
             route.has_gap = True
             self._close_gap(route)
         else:

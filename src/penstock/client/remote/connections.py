@@ -293,7 +293,7 @@ class Wires:
             wire.failed = f"broker {welcome.broker} answers there, and not {wire.broker}"
             return
         if known != identity:
-            self._begin_anew()
+            self._forget_brokers()
         counts = self.counts
         now = time.monotonic()
         if welcome.cluster:
@@ -314,7 +314,7 @@ class Wires:
         else:
             self._user.opened(wire.broker)
 
-    def _begin_anew(self) -> None:
+    def _forget_brokers(self) -> None:
         """Forgets all brokers: they belong to another cluster."""
         self.brokers.forget()
         for way in self._ways.values():

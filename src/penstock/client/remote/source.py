@@ -248,7 +248,7 @@ class FarSource:
         """Returns False: the gateway has left them out."""
         return False
 
-    def began_anew(self) -> None:
+    def forget_aborted(self) -> None:
         pass
 
     def close(self) -> None:

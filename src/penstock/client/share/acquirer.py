@@ -128,7 +128,7 @@ class Acquirer:
             yield from self._finding(now)
         lacking = wanted - len(queue) - self._leases.unread
         is_due = self.is_due(now)
-        # Who has answered for all it had may get what is tried one by one.
+        # A member that has answered for all its jobs may get those that are tried one by one.
         acquires = lacking > 0 and (is_due or self._is_worth_it(now))
         acquires = acquires and len(self._leases) < LEASES_MAX
         if not (acquires or is_due) or self._exchange.under_way is not None:

@@ -259,7 +259,7 @@ class LeaseReader:
             return None
         if isinstance(error, er.LogTruncatedError):
             logger.warning("%s: %s", part, error)
-            part.jump(span.first)  # without its epoch: what stands there now is what there is
+            part.jump(span.first)  # without its epoch: it takes the records that are there now
             return None
         if isinstance(error, er.OffsetOutOfRangeError) and start > span.first:
             at = min(start, span.end)

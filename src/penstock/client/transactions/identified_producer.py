@@ -101,7 +101,7 @@ class TransactionPolicy:
         """Fail all that is not acknowledged, also in open boxes (lock held)."""
         self._boxes.drop(error)
         self.sender.end(error)
-        self._outcomes.unseen()  # who wants to know has the error of the transaction itself
+        self._outcomes.unseen()  # the error of the transaction tells it
         self._registrar.awake()
 
     def metrics(self) -> dict[str, int]:

@@ -176,7 +176,7 @@ class TransactionalProducer(Producer):
             late = self._consumed
             self.abort_transaction()
             if late is not None:
-                raise poll_anew(self.transactional_id)
+                raise poll_again(self.transactional_id)
         with state.lock:
             state.books.open()
             state.check_usable()
@@ -412,8 +412,8 @@ class TransactionalProducer(Producer):
         self._flush_and_leave(timeout)
 
 
-def poll_anew(transactional_id: str) -> er.TransactionError:
-    """For who would begin with what was polled before it comes again."""
+def poll_again(transactional_id: str) -> er.TransactionError:
+    """The refusal of a begin with records that were polled before they come again."""
     return er.TransactionError(
         f"the transaction of {transactional_id!r} before this one is aborted only now, and what it "
         "consumed comes again: poll again, then begin"

@@ -55,7 +55,7 @@ class Described(Protocol):
 
 
 class Describing:
-    """The requests of `ipc.clustering`. `sees(topic)`: whether who asks may know of it."""
+    """The requests of `ipc.clustering`. `sees(topic)`: whether the client may know of it."""
 
     def __init__(self, broker: int, quorum: Described, timeout: float) -> None:
         self._broker = broker

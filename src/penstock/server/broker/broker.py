@@ -88,7 +88,7 @@ class BrokerServer:
         self.quorum.serve(CONTROL, self._serve_control)
         self.replicator = ReplicatorProcess(
             config, folder, lock_fd, command=command, may_start=may_replicate,
-            on_begun=self._begin_anew, on_report=self._reported, on_end=self._lost_replicator,
+            on_begun=self._replicator_began, on_report=self._reported, on_end=self._lost_replicator,
         )  # fmt: skip
         self._assignments = Assignments(
             self.broker, folder.path, partitions, self.quorum, self._order
@@ -253,11 +253,11 @@ class BrokerServer:
         if self._registered_at and url != self._registered_at:
             self._registered_at = url
             self.quorum.renew()  # with another place
-            self._renewing = self._loop.create_task(self._register_anew(url))
+            self._renewing = self._loop.create_task(self._register_again(url))
         elif self.quorum.is_current:
             self._tell_replicator(self.quorum.image, None)
 
-    async def _register_anew(self, url: str) -> None:
+    async def _register_again(self, url: str) -> None:
         try:
             await self.quorum.register((self.client_url, url), was_clean=True)
         except PenstockError as error:  # heartbeats go on trying
@@ -268,7 +268,7 @@ class BrokerServer:
         self._replicates_at = ""
         self.quorum.renew()
 
-    def _begin_anew(self) -> None:
+    def _replicator_began(self) -> None:
         """A replicator runs that knows nothing; it is told all of it when it listens."""
         self._living = None
         self._assignments.begin()

@@ -1,4 +1,4 @@
-"""The controller's image as a broker looks at it: topics, places, who is there, who leads.
+"""The controller's image as a broker looks at it: topics, places, brokers, leaders.
 
 Pure functions of the image, and what was made of it before so that it is made once.
 """

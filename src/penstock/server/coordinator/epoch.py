@@ -111,7 +111,7 @@ class Life:
         try:
             decision = self.decide(decide)
         except PenstockError:
-            # What refuses it may have been decided a moment ago, and may yet come to nothing.
+            # The decision that refuses it may be of a moment ago, and may yet be lost.
             await self.journal.settled(durable=False, timeout=left)
             raise
         answer = say(decision.answer)

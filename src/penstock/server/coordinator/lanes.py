@@ -39,7 +39,7 @@ Answered = Callable[[Ack], None]
 
 
 class Letter(NamedTuple):
-    """A batch image that waits for room, and who wants to know its answer."""
+    """A batch image that waits for room, and the caller that gets its answer."""
 
     page: int
     pieces: tuple[Piece, ...]

@@ -82,8 +82,8 @@ class Sweep:
                 continue
             self.swept += 1
             logger.warning(
-                "a transaction of producer %d epoch %d stands open in partition %d of topic %s and "
-                "is not known (any more): it is aborted",
+                "a transaction of producer %d epoch %d is open in partition %d of topic %s, and "
+                "the coordinator does not know it (any more): it is aborted",
                 producer_id, epoch, partition, topic_id.hex(),
                 extra={"producer_id": producer_id, "reason": "hung"},
             )  # fmt: skip

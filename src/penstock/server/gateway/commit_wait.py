@@ -60,11 +60,11 @@ def verdict(page: StatePage, end: int, epoch: int) -> ErrorCode | None:
 class Patience:
     """How long a lane has waited for one page, and those that it waits for no more."""
 
-    __slots__ = ("_since", "_stand", "_stuck")
+    __slots__ = ("_seen", "_since", "_stuck")
 
     def __init__(self) -> None:
         self._stuck: set[int] = set()
-        self._stand = (NOTHING, 0)
+        self._seen = (NOTHING, 0)
         self._since = 0.0
 
     def is_over(
@@ -74,10 +74,10 @@ class Patience:
         `appended`: when it was, and the high watermark then."""
         if page in self._stuck:
             return True
-        stand = page, high_watermark
-        if stand != self._stand:
+        seen = page, high_watermark
+        if seen != self._seen:
             since, before = appended
-            self._stand, self._since = stand, since if before == high_watermark else now
+            self._seen, self._since = seen, since if before == high_watermark else now
         if now - self._since < COMMIT_WITHIN:
             return False
         self._stuck.add(page)
@@ -256,13 +256,13 @@ class CommitWait(Generic[W]):
         found: list[W] = []
         for index, waiters in self._waits.items():
             page = next(iter(waiters)).endpoint.states.page(index)
-            stand = page.high_watermark, page.leader_epoch, page.status
+            now_seen = page.high_watermark, page.leader_epoch, page.status
             seen = self._seen.get(index)
-            if stand == seen:
+            if now_seen == seen:
                 continue
-            self._seen[index] = stand
-            if seen is not None and seen[1:] == stand[1:]:
-                found += [waiter for waiter, end in waiters.items() if end <= stand[0]]
+            self._seen[index] = now_seen
+            if seen is not None and seen[1:] == now_seen[1:]:
+                found += [waiter for waiter, end in waiters.items() if end <= now_seen[0]]
             else:
                 found += waiters
         if found:

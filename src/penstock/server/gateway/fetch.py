@@ -264,7 +264,7 @@ class FetchHandler:
             self._lines.append(line)
         return line
 
-    # --- whose turn it is ------------------------------------------------------------------------
+    # --- turns -----------------------------------------------------------------------------------
     def turn(self, now: float) -> float | None:
         """One round of sending; seconds until it wants another one without any event (None: only
         on events, 0: at once)."""
@@ -280,7 +280,7 @@ class FetchHandler:
             if room <= 0:
                 break
             room -= self._serve_turn(self._fresh.popleft(), now, share)
-        room = max(room, 1)  # who is behind gets its share also where many are fresh
+        room = max(room, 1)  # a cursor that is behind gets its share also where many are fresh
         while self._behind and room > 0:
             room -= self._serve_turn(self._behind.popleft(), now, limits.payload_bytes)
         if self._fresh or self._behind:

@@ -1,7 +1,7 @@
 """All that is fetched for one endpoint: its cursors, what wakes it, what it was told of pages.
 
 Owns its ticket in the client slot and the pages that it watches.
-Decides nothing about whose turn it is (`fetch` does).
+Does not choose the next cursor (`fetch` does).
 """
 
 from __future__ import annotations
@@ -200,7 +200,7 @@ class FetchSession:
             self.ready.append(cursor)
 
     def next_ready(self) -> Cursor | None:
-        """Returns the next cursor whose turn it is."""
+        """Returns the next cursor to serve."""
         while self.ready:
             cursor = self.ready.popleft()
             cursor.is_ready = False

@@ -197,7 +197,7 @@ class Listener:
             self._end_stranger(fd, "too many")
 
     def _hold(self) -> None:
-        """Keep waiting who is to wait, where the kernel does that."""
+        """Keeps clients waiting that are to wait, where the kernel does that."""
         if self._listening == NO_FD:
             return
         try:

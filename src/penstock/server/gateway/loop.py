@@ -304,7 +304,7 @@ class Gateway:
 
     # --- the cluster ---
     def cluster_is(self, cluster: ms.GatewayCluster) -> None:
-        """Takes the node's report about its cluster, and sends it to everybody who is connected."""
+        """Takes the node's report about its cluster, and sends it to all connected clients."""
         if self._membership.told(cluster):
             self._tokens.use(cluster.secret)
             for peer in self._peers.by_identity.values():

@@ -32,7 +32,7 @@ logger = logging.getLogger("penstock.node")
 @dataclass(slots=True, eq=False)
 class Lane:
     """A lane of this folder. `retired`: its producer is dead or closed, its writer drains it.
-    `owner`: who has put batches into it, as far as this run knows (see `attached_client`)."""
+    `owner`: the principal of its batches, as far as this run knows (see `attached_client`)."""
 
     name: str
     identity: LaneIdentity

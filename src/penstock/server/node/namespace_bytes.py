@@ -36,7 +36,7 @@ MEASURE_EVERY: Final = 10.0
 """Seconds between two looks at the files of a namespace; of one that is full, `LOOK_MAX`."""
 
 
-class Stand(NamedTuple):
+class LogSize(NamedTuple):
     """Bytes that producers had appended, and the open segment with its bytes."""
 
     appended: int
@@ -49,7 +49,7 @@ class Measured:
 
     topic_id: str
     nbytes: int
-    at: Stand
+    at: LogSize
 
 
 class NamespaceBytes:
@@ -88,7 +88,7 @@ class NamespaceBytes:
             await asyncio.wait([self._job])
 
     def look(self) -> float:
-        """Publish who is full; how many seconds later to look again."""
+        """Publishes the namespaces that are full; returns in how many seconds to look again."""
         self._access.look(time.monotonic())
         limited = [each for each in self._access.limits if each.disk_bytes_max is not None]
         if not limited and not self._full:
@@ -134,15 +134,15 @@ class NamespaceBytes:
         known = self._measured.get(page)
         if known is None or known.topic_id != self._live[page].topic.topic_id:
             return 0
-        now, before = self._stand(page), known.at
+        now, before = self._size_now(page), known.at
         grown = max(0, now.appended - before.appended)
         if now.segment and before.segment and now.segment[0] == before.segment[0]:
             grown = max(grown, now.segment[1] - before.segment[1])
         return known.nbytes + grown
 
-    def _stand(self, page: int) -> Stand:
+    def _size_now(self, page: int) -> LogSize:
         state = self._page(page)
-        return Stand(state.counters()["bytes"], state.segment_now())
+        return LogSize(state.counters()["bytes"], state.segment_now())
 
     def _tell(self, namespace: str, used: int, most: int) -> None:
         told = {"namespace": namespace, "bytes": used, "bound": most}
@@ -177,7 +177,7 @@ class NamespaceBytes:
             for page in new
             if (one := self._live[page]) is not None
         ]
-        before = {page: self._stand(page) for page in new}
+        before = {page: self._size_now(page) for page in new}
         self._job = asyncio.get_running_loop().run_in_executor(None, _measure, places, before)
         self._job.add_done_callback(self._done)
 
@@ -198,7 +198,7 @@ class NamespaceBytes:
 
 
 def _measure(
-    places: Iterable[tuple[int, str, str]], stood: Mapping[int, Stand]
+    places: Iterable[tuple[int, str, str]], stood: Mapping[int, LogSize]
 ) -> dict[int, Measured]:
     return {
         page: Measured(topic_id, bytes_in(folder), stood[page]) for page, topic_id, folder in places

@@ -543,7 +543,7 @@ class Node:
             raise NotConnectedError("this node is stopping: connect again when it is back")
 
     def _describe(self) -> ms.NodeDescription:
-        self._ground.access.reload()  # the files as they are now: who asks compares brokers
+        self._ground.access.reload()  # the files as they are now: the caller compares brokers
         owners = [self._partitions.writer_of(page) for page in self._partitions.live]
         lanes = self._ground.book.lanes.values()
         writers = [

@@ -1,4 +1,4 @@
-"""The state table and the client table of a data folder, in shared memory, and who has which slot.
+"""The state table and the client table of a data folder, in shared memory, and owners of slots.
 
 Made once a data folder and boot, and reused in place by the next node, so that living clients go on
 (rule 10). Pages of the state table are only read here: each belongs to its writer.

@@ -77,7 +77,7 @@ class Active:
     def held(self) -> int:
         return len(self._held)
 
-    # --- who is active ---
+    # --- its term ---
     def turned(self) -> None:
         """Whether this broker's controller is active may have changed."""
         consensus = self._consensus
@@ -200,7 +200,7 @@ class Active:
 
     # --- time ---
     def look(self, gone: Iterable[int]) -> None:
-        """Fence who is silent, those that are `gone` at once; and have preferred replicas lead."""
+        """Fences silent brokers, those that are `gone` at once, and has preferred replicas lead."""
         self._consensus.look()
         controller = self.controller
         if controller is None:

@@ -35,7 +35,7 @@ R = TypeVar("R")
 
 
 class ControllerClient:
-    """`send(broker, ask)`; `leader()`: who is to be asked now; `trouble()`: why nobody is."""
+    """`send(broker, ask)`; `leader()`: the broker to ask now; `trouble()`: why there is none."""
 
     def __init__(
         self,

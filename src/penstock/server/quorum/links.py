@@ -151,7 +151,7 @@ class Links:
             self._door = None
         await asyncio.to_thread(self._context.term)  # nothing lingers
 
-    # --- who is who ---
+    # --- identities ---
     def _hello(self) -> qm.Hello:
         return qm.Hello(
             qm.LINK_VERSION, self.node, self._cluster(), self._folder, self._url, self._life,

@@ -61,7 +61,7 @@ logger = logging.getLogger("penstock.quorum")
 HEARTBEATS: Final = 5
 """A leader's, in an election timeout."""
 LOOK: Final = 0.1
-"""Seconds between two looks at who is silent, who joins, who has other addresses."""
+"""Seconds between two looks for brokers that are silent, join, or have other addresses."""
 HAND_OVER: Final = 1.0
 """Seconds that another one may take to lead in the place of a broker that leaves."""
 CLUSTER_ID: Final = ("cluster", "id")

@@ -21,7 +21,7 @@ class ReplicatorCounts:
     refused_out: int = 0
     truncations: int = 0
     truncated_below: int = 0
-    begun_anew: int = 0
+    restarted: int = 0
     isr_grows: int = 0
     isr_shrinks: int = 0
     isr_refused: int = 0

@@ -85,7 +85,7 @@ class Copying:
         self._number = time.time_ns()  # above that of every request of an earlier life
         self._unsynced: dict[int, Copy] = {}
 
-    # --- whose turn it is ---
+    # --- turns ---
     def turned(self, partition: ReplicatedPartition) -> None:
         """It follows, or does not any more; or its writer has it again."""
         copy = self._copies.get(partition.page)
@@ -166,7 +166,7 @@ class Copying:
             self.want(copy)
 
     def check(self, now: float) -> None:
-        """The belt: requests that nobody answered, and who is not asking though it could."""
+        """The belt: requests that nobody answered, and partitions that could ask and do not."""
         for copy in list(self._copies.values()):
             if copy.asked is not None and now - copy.asked_at > ANSWER_MAX:
                 self._counts.timeouts += 1
@@ -250,7 +250,7 @@ class Copying:
                 return
         copy.is_busy = True
         if begins:
-            self._counts.begun_anew += 1
+            self._counts.restarted += 1
             start = hd.parse(batches[0]).base_offset if batches else fetched.offset
             logger.warning(
                 "%s: what it has (%d to %d) is not in its leader's log, which starts at %d: it "
@@ -323,7 +323,7 @@ class Copying:
         )  # fmt: skip
         copy.is_busy = True
         begins = end < start
-        self._counts.begun_anew += begins
+        self._counts.restarted += begins
         order = ro.BeginAnew(role.epoch, end) if begins else ro.Truncate(role.epoch, end)
         self._lanes.order(partition, order, lambda ack: self._cut(copy, role, ack))
 

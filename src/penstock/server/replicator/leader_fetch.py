@@ -47,7 +47,7 @@ BEHIND_FORGOTTEN: Final = 2.0
 PARK: Final = 2.0
 """Seconds after which a request is answered with nothing."""
 PARK_OUTSIDE: Final = 0.25
-"""The same for who is not in the ISR: each request is another look whether it fits now."""
+"""The same for a follower outside the ISR: each request is another look whether it fits now."""
 NEWS_AFTER: Final = 0.05
 """Seconds after which a follower that waits for batches is told of a high watermark alone."""
 RECENT_MAX: Final = 16

@@ -185,7 +185,7 @@ class Port:
 
     # --- connections ---
     def check(self, now: float) -> None:
-        """Forget who is silent, and cut off who never says hello."""
+        """Forgets silent followers, and cuts off those that never say hello."""
         self._line.sweep(now)
         for peer in list(self._peers.values()):
             if now - peer.heard_at > PEER_SILENCE:

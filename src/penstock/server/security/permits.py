@@ -22,8 +22,8 @@ class Permits(Protocol):
         """Whether it may read this topic."""
 
     def denied(self, topic_id: bytes) -> PenstockError | None:
-        """Why it may not read this topic, with the topic's name: for who knows it already. None
-        where it may, UnknownTopicError where there is none."""
+        """Why it may not read this topic, with the topic's name: the client knows it. None where
+        it may, UnknownTopicError where there is none."""
 
     def acts_for(self, principal: str) -> bool:
         """Whether it may speak for what that principal made."""

@@ -71,7 +71,7 @@ class Claims:
         self.queue: deque[Chunk] = deque()
         self.given: list[Chunk] = []
         """Chunks that a poll has taken of it, until the caller gets them."""
-        reader.stands = self.position
+        reader.owner_position = self.position
 
     def place(self, owned: Iterable[co.Owned], fresh: Iterable[TopicPartition]) -> None:
         """These came; of `fresh` ones nothing is committed yet."""
@@ -255,7 +255,7 @@ class Claims:
         named: dict[TopicPartition, list[Chunk]] = {}
         for chunk in chunks:
             name = chunk.topic, chunk.partition
-            # Nothing below what is claimed is handed out, wherever the reader was made to stand.
+            # Nothing below the claim is handed out, wherever the reader was sent.
             row = chunk.columns.first_at(self._heads[name])
             if row < chunk.stop:
                 chunk = chunk if row <= chunk.start else chunk.cut(row, chunk.stop)
@@ -328,7 +328,7 @@ class Claims:
         self._counts["refused_claims"] += 1
         self._reader.notice = UNSEEN
         logger.warning(
-            "group %s: %s-%d from %d to %d was not granted: the group stands at %d",
+            "group %s: %s-%d from %d to %d was not granted: the group is at %d",
             self._member.group, *name, claim.start, claim.end, committed,
         )  # fmt: skip
         partition = self._reader.partitions.get(name)

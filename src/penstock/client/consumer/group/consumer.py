@@ -217,7 +217,7 @@ class GroupConsumer(Closing, api_hints.Elsewhere):
         try:
             yield from self._commits.going_back(None, "exactly-once")
         except er.UnknownMemberError:
-            self._reader.notice = UNSEEN  # it joins again, and begins where the group stands
+            self._reader.notice = UNSEEN  # it joins again, and begins at the group's offsets
         self._is_rewinding = False
 
     def batches(

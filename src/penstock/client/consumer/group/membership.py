@@ -92,7 +92,7 @@ class GroupMembership:
 
     # --- requests ---
     def joining(self) -> Waits[None]:
-        """Becomes a member, and learns that one is: who is stopped in between is fenced again."""
+        """Becomes a member, and learns of it: a process stopped in between is fenced again."""
         for _ in range(JOINS_MAX - 1):
             try:
                 yield from self.syncing()
@@ -221,7 +221,7 @@ def stale_error(group: str, names: Collection[TopicPartition]) -> er.StaleGenera
     listed = ", ".join(f"{topic}-{number}" for topic, number in sorted(names))
     return er.StaleGenerationError(
         f"group {group!r} gave {listed} to another member, or was sought, after these records were "
-        "read: nothing of them is committed here, and whoever owns them now gets them again"
+        "read: nothing of them is committed here, and their owner now gets them again"
     )
 
 

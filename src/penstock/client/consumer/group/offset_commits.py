@@ -269,8 +269,10 @@ class Commits:
             if owner.is_still(batch.ownership, name):
                 firsts[name] = chunk.row_offset(chunk.start)
         self._member.ownership = owner.rewound(firsts)
-        stands = {name: reader.handout.offset_of(part) for name, part in reader.partitions.items()}
-        reader.back_to({name: at for name, at in firsts.items() if at < stands.get(name, 0)})
+        positions = {
+            name: reader.handout.offset_of(part) for name, part in reader.partitions.items()
+        }
+        reader.back_to({name: at for name, at in firsts.items() if at < positions.get(name, 0)})
         self._reader.notice = UNSEEN  # a transaction was aborted: perhaps others own it by now
 
     def going_back(self, out: GroupBatch | None, guarantee: str) -> Waits[None]:

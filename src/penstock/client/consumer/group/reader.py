@@ -33,7 +33,7 @@ class GroupReader(Consumer):
     """Consumer that is told what to read, and from where."""
 
     def __init__(self, socket: Place, **options: Any) -> None:
-        self.stands: Callable[[TopicPartition], int] | None = None
+        self.owner_position: Callable[[TopicPartition], int] | None = None
         """Position of its owner, if that claims ahead of it and never goes back."""
         self.notice = UNSEEN
         self.from_start: set[str] = set()
@@ -206,10 +206,10 @@ class GroupReader(Consumer):
     ) -> er.LogTruncatedError:
         """Counted, and with advice that can be followed."""
         self._counts["truncated"] += 1
-        if self.stands is None:
+        if self.owner_position is None:
             return error
         return er.LogTruncatedError(
-            f"{partition}: the group stands at offset {partition.offset}, but of what it had read "
+            f"{partition}: the group is at offset {partition.offset}, but of what it had read "
             f"only that below {error.divergence} is left: the host lost unsynced records. The "
             "group is at-most-once, so that its members cannot go back; an admin can: "
             f"reset_offsets(..., to={error.divergence}, allow_redelivery=True)",
@@ -218,9 +218,12 @@ class GroupReader(Consumer):
 
     # --- what a group sees differently ---
     def known_lag(self) -> dict[TopicPartition, int]:
-        if self.stands is None:
+        if self.owner_position is None:
             return super().known_lag()
-        return {name: max(0, one.end - self.stands(name)) for name, one in self._assigned.items()}
+        return {
+            name: max(0, one.end - self.owner_position(name))
+            for name, one in self._assigned.items()
+        }
 
     def _has_news(self) -> bool:
         return self._turns.has_more() or self.is_disturbed()
