@@ -36,7 +36,7 @@ from penstock.core.logconfig import LogConfig
 from penstock.core.lookup import find_timestamp, read_batches
 from penstock.core.opentransactions import OpenTransaction
 from penstock.core.producerexpiry import ProducerExpiry
-from penstock.core.producers import Answer
+from penstock.core.producers import AppendAnswer
 from penstock.core.recovery import Recovered, Recovery, RecoveryReport
 from penstock.core.recoverypoint import RecoveryPoint
 from penstock.core.segment import OpenSegment
@@ -380,7 +380,7 @@ class Log:
         answer = self.producers.repeat(head)
         return None if answer is None else self._answered(answer, head)
 
-    def _answered(self, answer: Answer, head: BatchHeader) -> AppendResult:
+    def _answered(self, answer: AppendAnswer, head: BatchHeader) -> AppendResult:
         if answer.error is ErrorCode.NONE:
             _, base, following, at, _ = answer
             return AppendResult(base, following, at, 0, True, "")

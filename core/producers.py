@@ -90,7 +90,7 @@ SNAPSHOT_MAGIC: Final = b"PSPR"
 SNAPSHOT_VERSION: Final = 2
 
 
-class Answer(NamedTuple):
+class AppendAnswer(NamedTuple):
     """Why a batch is not appended: it is there already (`error` NONE), or it is refused."""
 
     error: ErrorCode
@@ -140,8 +140,10 @@ class ProducerTable:
 
     # ---- appending
 
-    def admit(self, head: BatchHeader, base_offset: int, append_timestamp: int) -> Answer | None:
-        """Takes a batch that is about to be appended at `base_offset`, or returns an `Answer` that
+    def admit(
+        self, head: BatchHeader, base_offset: int, append_timestamp: int
+    ) -> AppendAnswer | None:
+        """Takes a batch that is about to be appended at `base_offset`, or returns an answer that
         refuses it. A taken batch counts at once, so the next batch of the same call builds on it.
         """
         producer_id = head.producer_id
@@ -162,7 +164,7 @@ class ProducerTable:
         self._take(self._undoable(producer, head), head, base_offset, append_timestamp)
         return None
 
-    def repeat(self, head: BatchHeader) -> Answer | None:
+    def repeat(self, head: BatchHeader) -> AppendAnswer | None:
         """The answer to a batch that is in the log already, None if it is not known to be."""
         answer = self._judge(self._producers.get(head.producer_id), head)
         return answer if answer is not None and answer.error is ErrorCode.NONE else None
@@ -186,7 +188,7 @@ class ProducerTable:
 
     def _admit_control(
         self, producer: _Producer | None, head: BatchHeader, base_offset: int, at: int
-    ) -> Answer | None:
+    ) -> AppendAnswer | None:
         """`admit` for a control batch, which poison and sequences do not concern."""
         try:
             control = control_of(head)
@@ -197,7 +199,7 @@ class ProducerTable:
             wanted = _CONTROL_KEPT | control.type
             for seq, offset, time, _, epoch in KEPT.iter_unpack(self._kept(producer)):
                 if seq == wanted and epoch == head.producer_epoch:
-                    return Answer(ErrorCode.NONE, offset, offset + 1, time, "")
+                    return AppendAnswer(ErrorCode.NONE, offset, offset + 1, time, "")
             known = (producer.epoch, producer.coordinator_epoch)
         judged = self.transactions.judge(control, known)
         if judged is None:
@@ -211,7 +213,7 @@ class ProducerTable:
             return _refused(*judged)
         # Its offset is forgotten, but it is all below here: a producer that waits for its
         # durability waits for enough.
-        return Answer(ErrorCode.NONE, max(0, base_offset - 1), max(1, base_offset), at, "")
+        return AppendAnswer(ErrorCode.NONE, max(0, base_offset - 1), max(1, base_offset), at, "")
 
     def _take_control(self, producer: _Producer, head: BatchHeader, offset: int, at: int) -> None:
         control, transactions = control_of(head), self.transactions
@@ -239,7 +241,7 @@ class ProducerTable:
         producer.last_append = at
         producer.recent += KEPT.pack(head.base_sequence, base_offset, at, span, head.producer_epoch)
 
-    def _judge(self, producer: _Producer | None, head: BatchHeader) -> Answer | None:
+    def _judge(self, producer: _Producer | None, head: BatchHeader) -> AppendAnswer | None:
         """The table of the module docstring, for all that is not plainly the next batch."""
         epoch, sequence = head.producer_epoch, head.base_sequence
         who = f"producer {head.producer_id} epoch {epoch} sequence {sequence}"
@@ -250,7 +252,7 @@ class ProducerTable:
                 if of_epoch == epoch and seq < _CONTROL_KEPT:
                     oldest = seq if oldest is None else oldest
                     if seq == sequence and length == span:
-                        return Answer(ErrorCode.NONE, offset, offset + span, at, "")
+                        return AppendAnswer(ErrorCode.NONE, offset, offset + span, at, "")
             if epoch < producer.epoch:
                 return _refused(
                     ErrorCode.STALE_PRODUCER_EPOCH,
@@ -504,5 +506,5 @@ class ProducerTable:
         return bytes(producer.recent[-self._kept_bytes :])
 
 
-def _refused(error: ErrorCode, message: str) -> Answer:
-    return Answer(error, -1, -1, 0, message)
+def _refused(error: ErrorCode, message: str) -> AppendAnswer:
+    return AppendAnswer(error, -1, -1, 0, message)

@@ -11,7 +11,7 @@ from penstock.cluster.groups import (
     ClientIdentity,
     GroupDescription,
     GroupLimits,
-    Groups,
+    GroupMachine,
     OwnedPartition,
     Release,
 )
@@ -45,7 +45,7 @@ class Shell:
         self.now = 1000.0
         self.made = 0
         self.told: frozenset[str] = frozenset()
-        self.machine = Groups(limits)
+        self.machine = GroupMachine(limits)
         self.take(self.machine.topics_changed(self.now, self.topics))
 
     def take(self, decision: Decision[T]) -> T:
@@ -57,7 +57,7 @@ class Shell:
 
     def reload(self, log: Iterable[Record] | None = None) -> None:
         """Throw the machine away and make it again from its log."""
-        self.machine = Groups(self.limits)
+        self.machine = GroupMachine(self.limits)
         for record in self.log if log is None else log:
             self.machine.replay(record)
         self.take(self.machine.topics_changed(self.now, self.topics))
@@ -124,7 +124,7 @@ class Shell:
         return {(p.topic, p.partition): p.offset for p in found if p.offset >= 0}
 
 
-def durable_state(machine: Groups, now: float) -> object:
+def durable_state(machine: GroupMachine, now: float) -> object:
     """All that the machine tells of its groups and that has to survive a reload."""
     found = []
     for info in machine.list_groups("").groups:

@@ -14,7 +14,7 @@ from penstock.cluster.transactions import (
     Listed,
     StagesDecided,
     TransactionLimits,
-    Transactions,
+    TransactionMachine,
 )
 from penstock.core.errors import StaleGenerationError
 
@@ -43,7 +43,7 @@ class World:
         self.limits = limits
         self.offsets = Offsets()
         self.shares = ShareGroups(max)
-        self.machine = Transactions(self.offsets, TransactedJobs(self.shares), limits)
+        self.machine = TransactionMachine(self.offsets, TransactedJobs(self.shares), limits)
         self.log: list[Record] = []
         self.now = 1000.0
         self.producer_ids = 100
@@ -55,8 +55,8 @@ class World:
         self.log += decision.records
         return decision.answer
 
-    def replayed(self, log: Sequence[Record]) -> Transactions:
-        machine = Transactions(self.offsets, TransactedJobs(ShareGroups(max)), self.limits)
+    def replayed(self, log: Sequence[Record]) -> TransactionMachine:
+        machine = TransactionMachine(self.offsets, TransactedJobs(ShareGroups(max)), self.limits)
         for record in log:
             machine.replay(record)
         return machine

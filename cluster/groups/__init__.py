@@ -6,7 +6,7 @@ and answers.
 
 from __future__ import annotations
 
-from penstock.cluster.groups.machine import Groups
+from penstock.cluster.groups.machine import GroupMachine
 from penstock.cluster.groups.records import Member
 from penstock.cluster.groups.types import (
     Assignment,
@@ -34,8 +34,8 @@ __all__ = [
     "GroupInfo",
     "GroupLimits",
     "GroupList",
+    "GroupMachine",
     "GroupPartition",
-    "Groups",
     "Member",
     "MemberInfo",
     "OffsetCommit",

@@ -77,7 +77,7 @@ _KINDS: Final = frozenset(
 )
 
 
-class Groups:
+class GroupMachine:
     """All groups of a node. The first call after the replay is `topics_changed`."""
 
     def __init__(self, limits: GroupLimits | None = None) -> None:

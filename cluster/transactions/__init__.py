@@ -17,7 +17,7 @@ from penstock.cluster.transactions.answers import (
     StagesDecided,
 )
 from penstock.cluster.transactions.limits import TransactionLimits
-from penstock.cluster.transactions.machine import EPOCH_LAST, Transactions
+from penstock.cluster.transactions.machine import EPOCH_LAST, TransactionMachine
 
 __all__ = [
     "EPOCH_LAST",
@@ -30,5 +30,5 @@ __all__ = [
     "ProducerIdentity",
     "StagesDecided",
     "TransactionLimits",
-    "Transactions",
+    "TransactionMachine",
 ]

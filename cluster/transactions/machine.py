@@ -72,7 +72,7 @@ the field has 32 bits."""
 _NOTHING: Final[Decision[None]] = Decision((), None)
 
 
-class Transactions:
+class TransactionMachine:
     """All transactions of a coordinator. Handlers decide; `replay` alone changes what is so."""
 
     def __init__(

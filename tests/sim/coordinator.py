@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 from sim.partitions import OK, OTHER_OPEN, Begin, Marker, Writer
 
 from penstock.cluster.decisions import Decision, Record
-from penstock.cluster.groups import ClientIdentity, Groups
+from penstock.cluster.groups import ClientIdentity, GroupMachine
 from penstock.cluster.shares import ShareGroups, TransactedJobs
-from penstock.cluster.transactions import TransactionLimits, Transactions
+from penstock.cluster.transactions import TransactionLimits, TransactionMachine
 from penstock.cluster.transactions.records import Place
 from penstock.core.errors import PenstockError
 from penstock.testing.sim import (
@@ -77,9 +77,9 @@ class Coordinator(Node):
         self.appending: list[tuple[Record, ...]] = []
 
     # --- life -------------------------------------------------------------------------------------
-    def machines(self) -> tuple[Groups, Transactions]:
-        groups = Groups()
-        return groups, Transactions(groups, TransactedJobs(ShareGroups(max)), LIMITS)
+    def machines(self) -> tuple[GroupMachine, TransactionMachine]:
+        groups = GroupMachine()
+        return groups, TransactionMachine(groups, TransactedJobs(ShareGroups(max)), LIMITS)
 
     def on_start(self) -> None:
         self.groups, self.transactions = self.machines()
@@ -198,7 +198,7 @@ class Coordinator(Node):
         elif handler == "begin_stage":
             stage = f"stage-{self.sim.number()}"
             args = (*args[:2], self.sim.number(), stage, *args[2:])
-        machine = self.transactions if hasattr(Transactions, handler) else self.groups
+        machine = self.transactions if hasattr(TransactionMachine, handler) else self.groups
         try:
             decision = getattr(machine, handler)(self.sim.now, *args)
         except PenstockError as error:

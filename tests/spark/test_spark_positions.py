@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.core.errors import ConfigError
-from penstock.spark.positions import Place, Positions, Range, ranges
+from penstock.spark.positions import Place, Range, StreamPositions, ranges
 from penstock.spark.triggers import Span, TopicView, advance, capped, shares, split, standing
 
 ID = "aa"
@@ -23,16 +23,16 @@ def view(*ends: int, start: int = 0, epoch: int = 1, name: str = "t", topic_id: 
     return {name: TopicView(topic_id, {n: Span(start, e, e, epoch) for n, e in enumerate(ends)})}
 
 
-def begun(*offsets: int, epoch: int = 1, is_initial: bool = False) -> Positions:
+def begun(*offsets: int, epoch: int = 1, is_initial: bool = False) -> StreamPositions:
     places = {("t", number): Place(offset, epoch) for number, offset in enumerate(offsets)}
-    return Positions({"t": ID}, places, is_initial)
+    return StreamPositions({"t": ID}, places, is_initial)
 
 
-def step(start: Positions, now, limit: int | None = None, diverged=None) -> Positions:
+def step(start: StreamPositions, now, limit: int | None = None, diverged=None) -> StreamPositions:
     return advance(start, now, standing(start, now, diverged or {}), limit)
 
 
-def text(positions: Positions) -> str:
+def text(positions: StreamPositions) -> str:
     return json.dumps(positions.to_json())
 
 
@@ -42,9 +42,9 @@ def test_the_same_positions_are_the_same_text(places):
     made = []
     for items in (sorted(places.items()), sorted(places.items(), reverse=True)):
         ids = {topic: ID for (topic, _), _ in items}
-        made.append(Positions(ids, {name: Place(offset, 3) for name, offset in items}))
+        made.append(StreamPositions(ids, {name: Place(offset, 3) for name, offset in items}))
     assert text(made[0]) == text(made[1])
-    assert Positions.from_json(json.loads(text(made[0]))) == made[0]
+    assert StreamPositions.from_json(json.loads(text(made[0]))) == made[0]
 
 
 def test_partitions_are_in_the_order_of_their_numbers():
@@ -55,9 +55,9 @@ def test_partitions_are_in_the_order_of_their_numbers():
 
 def test_positions_of_another_source_or_version_say_so():
     with pytest.raises(ConfigError, match="another source's; use a new checkpoint"):
-        Positions.from_json({"t": {"0": 5}})
+        StreamPositions.from_json({"t": {"0": 5}})
     with pytest.raises(ConfigError, match="positions of version 9"):
-        Positions.from_json({"version": 9})
+        StreamPositions.from_json({"version": 9})
 
 
 # --- how much ---
@@ -100,7 +100,7 @@ def test_the_first_batch_keeps_where_it_began():
     first = step(begun(4, 5, is_initial=True), now)
     assert [(r.begin, r.end) for r in ranges(begun(4, 5, is_initial=True), first)] == [(4, 10)]
     later = begun(9, 5, is_initial=True)  # "latest", after a restart
-    again = Positions.from_json(json.loads(text(first)))
+    again = StreamPositions.from_json(json.loads(text(first)))
     assert [(r.begin, r.end) for r in ranges(later, again)] == [(4, 10)]
 
 
@@ -144,7 +144,7 @@ def test_a_new_topic_of_which_a_limit_leaves_partitions_for_later_has_lost_nothi
 
 
 # --- losses ---
-def losses(start: Positions, now, diverged=None) -> str:
+def losses(start: StreamPositions, now, diverged=None) -> str:
     return "; ".join(standing(start, now, diverged or {}).losses)
 
 
@@ -255,13 +255,13 @@ def test_any_history_reads_each_offset_once_and_again_the_same(steps, from_lates
     checkpoint: list[str] = []
     read: dict[int, int] = {}
 
-    def initial() -> Positions:  # as each run of the query finds it
+    def initial() -> StreamPositions:  # as each run of the query finds it
         return begun(*(ends if from_latest else [0] * len(ends)), epoch=epoch, is_initial=True)
 
     known = initial()  # remembered within a run
 
-    def stored(number: int) -> Positions:
-        return known if number < 0 else Positions.from_json(json.loads(checkpoint[number]))
+    def stored(number: int) -> StreamPositions:
+        return known if number < 0 else StreamPositions.from_json(json.loads(checkpoint[number]))
 
     for kind, first, second in steps:
         if kind == "grow":

@@ -16,8 +16,8 @@ from penstock.spark.positions import (
     EPOCH_UNKNOWN,
     Partition,
     Place,
-    Positions,
     Range,
+    StreamPositions,
 )
 from penstock.spark.reading import Losses, divergence
 from penstock.spark.readoptions import EARLIEST, LATEST, Bound, Offsets, ReadOptions
@@ -78,7 +78,7 @@ class Planner:
             )
         return {number: spans[number] for number in numbers if number in spans}
 
-    def goes_on(self, start: Positions, now: View) -> TriggerStanding:
+    def goes_on(self, start: StreamPositions, now: View) -> TriggerStanding:
         """Returns where a query at `start` goes on. Raises `DataLossError` for what was lost, or
         logs it."""
         at = standing(start, now, self._diverged(start, now))
@@ -86,7 +86,7 @@ class Planner:
             self._losses.tell(loss)
         return at
 
-    def _diverged(self, start: Positions, now: View) -> dict[Partition, int]:
+    def _diverged(self, start: StreamPositions, now: View) -> dict[Partition, int]:
         """Returns where logs parted, of those that began another leader epoch (rule 15)."""
         found = {}
         for name, place in start.places.items():
@@ -106,7 +106,7 @@ class Planner:
         return found
 
     # --- where to begin and to end ---
-    def initial(self) -> Positions:
+    def initial(self) -> StreamPositions:
         """Returns the positions where a stream begins."""
         now = self.view(must_be=True)
         offsets = self._resolved(self._options.starting, now, is_start=True)
@@ -199,9 +199,9 @@ def _check_all(bound: Bound, given: Offsets, spans: Mapping[Partition, Span]) ->
         )
 
 
-def _positions(offsets: Offsets, now: View) -> Positions:
+def _positions(offsets: Offsets, now: View) -> StreamPositions:
     places = {
         (topic, number): Place(offset, now[topic].spans[number].epoch)
         for (topic, number), offset in offsets.items()
     }
-    return Positions({topic: view.id for topic, view in now.items()}, places, is_initial=True)
+    return StreamPositions({topic: view.id for topic, view in now.items()}, places, is_initial=True)

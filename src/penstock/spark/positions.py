@@ -42,7 +42,7 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Positions:
+class StreamPositions:
     """Topic ids, and a place for each partition. `is_initial`: no batch ends here, the first one
     begins here."""
 
@@ -64,7 +64,7 @@ class Positions:
         return {**found, "initial": True} if self.is_initial else found
 
     @classmethod
-    def from_json(cls, found: Mapping[str, Any]) -> Positions:
+    def from_json(cls, found: Mapping[str, Any]) -> StreamPositions:
         """Raises `ConfigError` for what another source, or a later version, wrote."""
         try:
             if found["version"] != VERSION:
@@ -110,7 +110,7 @@ class Range:
         return f"{self.topic}-{self.partition}"
 
 
-def ranges(start: Positions, end: Positions) -> list[Range]:
+def ranges(start: StreamPositions, end: StreamPositions) -> list[Range]:
     """Returns the ranges of a batch from `start` to `end`, from these two alone."""
     found = []
     for name, place in sorted(end.places.items()):
@@ -132,7 +132,7 @@ def ranges(start: Positions, end: Positions) -> list[Range]:
     return found
 
 
-def lag(here: Positions, there: Positions) -> int:
+def lag(here: StreamPositions, there: StreamPositions) -> int:
     """Returns how many offsets, of all partitions, `here` is behind `there`."""
     return sum(
         max(0, place.offset - here.places[name].offset)

@@ -28,7 +28,7 @@ from penstock.spark.batchreader import RangePartition, read
 from penstock.spark.clients import admin_of
 from penstock.spark.columns import Layout
 from penstock.spark.planning import Planner
-from penstock.spark.positions import Partition, Place, Positions, lag, ranges
+from penstock.spark.positions import Partition, Place, StreamPositions, lag, ranges
 from penstock.spark.readoptions import ReadOptions
 from penstock.spark.triggers import View, advance, capped, split
 
@@ -77,11 +77,11 @@ class PenstockStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target = self._planner.view(must_be=False)
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        begun = Positions.from_json(start)
+        begun = StreamPositions.from_json(start)
         if not begun.is_initial:
             self._report(begun)  # batches follow one another: what ends there was done
         now: View = self._planner.view(must_be=False)
-        everything = Positions(
+        everything = StreamPositions(
             {topic: view.id for topic, view in now.items()},
             {
                 (topic, number): Place(span.end, span.epoch)
@@ -121,7 +121,7 @@ class PenstockStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # --- batches ---
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """Plans by the checkpoint alone, so that a batch is the same when it is run again."""
-        planned = ranges(Positions.from_json(start), Positions.from_json(end))
+        planned = ranges(StreamPositions.from_json(start), StreamPositions.from_json(end))
         return [RangePartition(asked) for asked in split(planned, self._options.partitions_min)]
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
@@ -130,9 +130,9 @@ class PenstockStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # --- progress ---
     def commit(self, end: dict[str, Any]) -> None:
         """Reports a finished batch; Spark calls it only when it prepares the next one."""
-        self._report(Positions.from_json(end))
+        self._report(StreamPositions.from_json(end))
 
-    def _report(self, done: Positions) -> None:
+    def _report(self, done: StreamPositions) -> None:
         """Tells the group how far the query is. Nothing depends on it, so that no error matters."""
         group = self._options.group
         if group is None or time.monotonic() < self._report_after:

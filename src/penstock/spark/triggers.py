@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
-from penstock.spark.positions import EPOCH_UNKNOWN, Partition, Place, Positions, Range
+from penstock.spark.positions import EPOCH_UNKNOWN, Partition, Place, Range, StreamPositions
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,9 @@ class TriggerStanding:
     losses: tuple[str, ...] = ()
 
 
-def standing(start: Positions, now: View, diverged: Mapping[Partition, int]) -> TriggerStanding:
+def standing(
+    start: StreamPositions, now: View, diverged: Mapping[Partition, int]
+) -> TriggerStanding:
     """Compares a query's positions with what is there. `diverged`: where the log parted from what
     was read, of those partitions whose leader epoch says that it may have."""
     begins: dict[Partition, int] = {}
@@ -120,7 +122,9 @@ def _went_on(name: str, place: Place, span: Span, diverged: int | None) -> tuple
     return offset, None
 
 
-def advance(start: Positions, now: View, at: TriggerStanding, limit: int | None) -> Positions:
+def advance(
+    start: StreamPositions, now: View, at: TriggerStanding, limit: int | None
+) -> StreamPositions:
     """Returns the end of the next batch: at most `limit` offsets on (None: as far as there is)."""
     backlog = {
         name: max(0, now[name[0]].spans[name[1]].end - begin) for name, begin in at.begins.items()
@@ -148,7 +152,7 @@ def advance(start: Positions, now: View, at: TriggerStanding, limit: int | None)
             place = Place(begin, view.spans[number].epoch, begin)
         places[name] = place
         ids[topic] = view.id
-    return Positions(ids, places)
+    return StreamPositions(ids, places)
 
 
 def capped(now: View, target: View) -> View:

@@ -9,7 +9,7 @@ from penstock.cluster.groups import (
     Claim,
     ClientIdentity,
     GroupLimits,
-    Groups,
+    GroupMachine,
     OffsetCommit,
     OffsetSeek,
 )
@@ -736,6 +736,6 @@ def test_offsets_that_go_by_themselves_do_so_a_few_at_a_time(ends):
 
 def test_the_world_has_to_be_told_before_anything_is_decided():
     shell = Shell(t=1)
-    shell.machine = Groups()
+    shell.machine = GroupMachine()
     with pytest.raises(RuntimeError, match="topics_changed"):
         shell.join()

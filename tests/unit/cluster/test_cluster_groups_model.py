@@ -28,7 +28,7 @@ from penstock.cluster.groups import (
     Assignment,
     Claim,
     GroupLimits,
-    Groups,
+    GroupMachine,
     OffsetCommit,
     OffsetSeek,
 )
@@ -333,7 +333,7 @@ class GroupModel(RuleBasedStateMachine):
         live = durable_state(self.shell.machine, self.shell.now)
         log = self.shell.log
         for records in (log, compacted(log), log + log, compacted(log) + compacted(log)):
-            other = Groups(self.shell.limits)
+            other = GroupMachine(self.shell.limits)
             for record in records:
                 other.replay(record)
             other.topics_changed(self.shell.now, self.shell.topics)

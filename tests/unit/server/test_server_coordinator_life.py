@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 from coordinator_fixture import TOPIC_ID, World, running, turns
 
-from penstock.cluster.groups import GroupLimits, Groups
+from penstock.cluster.groups import GroupLimits, GroupMachine
 from penstock.cluster.shares import KnownEnds, ShareGroups, TransactedJobs
 from penstock.cluster.shares import groups as share_groups
-from penstock.cluster.transactions import Transactions
+from penstock.cluster.transactions import TransactionMachine
 from penstock.core.control import ControlType, read_control
 from penstock.core.errors import ErrorCode, PenstockError, TransactionError
 from penstock.core.header import ATTR_CONTROL, parse
@@ -43,8 +43,8 @@ def run(tmp_path):
 
 
 def begun(world: World) -> Life:
-    groups, shares = Groups(GroupLimits()), ShareGroups(max)
-    machines = Machines(groups, Transactions(groups, TransactedJobs(shares)), shares)
+    groups, shares = GroupMachine(GroupLimits()), ShareGroups(max)
+    machines = Machines(groups, TransactionMachine(groups, TransactedJobs(shares)), shares)
     made = Life(
         machines, world.journal(), world.mailbox,
         clock=time.time, doubt=lambda: 0.0, pages=lambda: {TOPIC_ID: [0]},

@@ -17,7 +17,7 @@ from penstock.ipc import liveness, shm
 from penstock.ipc.clients import ClientSlot, format_table
 from penstock.ipc.shm import Region
 from penstock.server.coordinator.group_members import WatchedMembers
-from penstock.server.node.attached_client import NO_SLOT, Client
+from penstock.server.node.attached_client import NO_SLOT, AttachedClient
 
 BOOT = liveness.boot_id()
 
@@ -53,7 +53,7 @@ class Ground:
         start = liveness.start_time(process.pid)
         assert start is not None
         pidfd = liveness.open_pidfd(process.pid, start)
-        client = Client(lo.KIND_CONSUMER, process.pid, start, pidfd, "c")
+        client = AttachedClient(lo.KIND_CONSUMER, process.pid, start, pidfd, "c")
         client.slot = slot
         self.clients.append(client)
         return client

@@ -16,7 +16,7 @@ from penstock.ipc import messages as ms
 from penstock.ipc import shm
 from penstock.ipc.lane import LaneReceiver, LaneSender
 from penstock.ipc.shm import Region
-from penstock.server.node.attached_client import Client
+from penstock.server.node.attached_client import AttachedClient
 from penstock.server.node.client_registry import NO_PIDFD
 
 PRODUCER = 4711
@@ -28,13 +28,13 @@ def run(tmp_path):
     return running(partial(World, tmp_path))
 
 
-def attached() -> Client:
-    made = Client(lo.KIND_PRODUCER, os.getpid(), 5, NO_PIDFD, "p")
+def attached() -> AttachedClient:
+    made = AttachedClient(lo.KIND_PRODUCER, os.getpid(), 5, NO_PIDFD, "p")
     made.producer_id = PRODUCER
     return made
 
 
-def opened(world: World, client: Client) -> tuple[str, LaneSender, Region]:
+def opened(world: World, client: AttachedClient) -> tuple[str, LaneSender, Region]:
     """Its lane to writer 0, with the producer's end."""
     lane, fd = world.grants.open(client, ms.OpenLane(0), 1)
     region = Region.of_fd(fd)

@@ -45,7 +45,7 @@ class News:
                 future.set_result(None)
 
 
-class Refused:
+class RefusedRecords:
     """Records that a producer has not taken: their outcome, for who sent them and for `flush`."""
 
     def __init__(self, topic: str, count: int, error: Exception) -> None:
@@ -67,7 +67,7 @@ class Awaitable(Generic[R]):
         self._news = news
         self._taken = taken
         self._in_line: asyncio.Future[None] | None = None
-        self._refused: Refused | None = None
+        self._refused: RefusedRecords | None = None
 
     # --- the line ---
     def accept(self, taken: AnyDelivery) -> None:
@@ -75,7 +75,7 @@ class Awaitable(Generic[R]):
         self._taken = taken
         self._leave_line()
 
-    def fail(self, refused: Refused) -> None:
+    def fail(self, refused: RefusedRecords) -> None:
         """The producer will not have it."""
         self._refused = refused
         self._leave_line()

@@ -17,7 +17,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, Final, NamedTuple
 
-from penstock.client.aio.delivery import Awaitable, News, Refused
+from penstock.client.aio.delivery import Awaitable, News, RefusedRecords
 from penstock.client.aio.waits import Turns, in_thread
 from penstock.client.producer.delivery import AnyDelivery
 from penstock.client.producer.producer import Producer as BlockingProducer
@@ -229,7 +229,7 @@ class Lines:
         self._streams.pop(entry.topic, None)
 
     def _fail(self, entry: _Entry, error: Exception) -> None:
-        refused = Refused(entry.topic, entry.records, error)
+        refused = RefusedRecords(entry.topic, entry.records, error)
         entry.delivery.fail(refused)
         self._core.unthreaded.note(refused)
 

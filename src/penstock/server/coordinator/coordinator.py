@@ -26,7 +26,7 @@ from functools import partial
 from typing import Final
 
 from penstock.cluster.decisions import Decision
-from penstock.cluster.groups import Groups
+from penstock.cluster.groups import GroupMachine
 from penstock.core.errors import (
     NotConnectedError,
     NotLeaderError,
@@ -60,7 +60,7 @@ from penstock.server.coordinator.share_requests import ShareRequests
 from penstock.server.coordinator.transaction_requests import REQUESTS as OF_TRANSACTIONS
 from penstock.server.coordinator.transaction_requests import TransactionRequests
 from penstock.server.coordinator.turns import PrincipalTurns
-from penstock.server.node.attached_client import Client, Owner
+from penstock.server.node.attached_client import AttachedClient, Owner
 from penstock.server.node.data_folder import DataFolder
 from penstock.server.node.lane_grants import Grants
 from penstock.server.node.lanes import Lane
@@ -218,7 +218,7 @@ class Coordinator:
         )
 
     async def _not_here(
-        self, client: Client, request: co.Request | sharing.Request
+        self, client: AttachedClient, request: co.Request | sharing.Request
     ) -> ms.NodeMessage | None:
         """The answer of a broker that does not lead; None if it does by now. The first request
         makes the topic."""
@@ -265,7 +265,9 @@ class Coordinator:
         return machines.groups.names(), machines.transactions.ids()
 
     # --- requests ---
-    async def answer(self, client: Client, request: co.Request | sharing.Request) -> ms.NodeMessage:
+    async def answer(
+        self, client: AttachedClient, request: co.Request | sharing.Request
+    ) -> ms.NodeMessage:
         """Decides what a client asks for; raises what refuses it, or `PenstockTimeout`."""
         if self._cluster is not None:
             if self._leads_in is None and (told := await self._not_here(client, request)):
@@ -292,7 +294,9 @@ class Coordinator:
         plan = GroupRequests(*known).plan(client, request)
         return await life.carried_out(plan.decide, until, plan.say)
 
-    def _nothing(self, client: Client, request: co.Request | sharing.Request) -> ms.NodeMessage:
+    def _nothing(
+        self, client: AttachedClient, request: co.Request | sharing.Request
+    ) -> ms.NodeMessage:
         """The answer of a node that never had a group or a transaction."""
         if isinstance(request, sharing.DescribeShare):
             return sharing.ShareDescription(sharing.ShareSettings(), [], {}, {})
@@ -330,13 +334,13 @@ class Coordinator:
             self._life.plan_tick()
 
     # --- what happens to clients ---
-    def client_ended(self, client: Client, *, goodbye: bool) -> None:
+    def client_ended(self, client: AttachedClient, *, goodbye: bool) -> None:
         """Its connection is over: members that took their leave have left, others may be back."""
         for member in self._members.of_client(client):
             member.client = None
             if goodbye:
                 self._members.left(member.member_id)
-                self._tell(Groups.leave, member)
+                self._tell(GroupMachine.leave, member)
             elif self._life is not None:
                 groups = self._life.machines.groups
                 groups.disconnected(self._now(), member.group, member.member_id)
@@ -375,7 +379,7 @@ class Coordinator:
             extra={"group": member.group, "member": member.member_id, "reason": "died"},
         )  # fmt: skip
         self._counts["died"] += 1
-        self._tell(Groups.died, member)
+        self._tell(GroupMachine.died, member)
 
     def _stalled(self, member: WatchedMember) -> None:
         if self._life is None:
@@ -388,7 +392,7 @@ class Coordinator:
         )  # fmt: skip
         self._counts["stalled"] += 1
         self._members.left(member.member_id)
-        self._tell(Groups.fence, member, why)
+        self._tell(GroupMachine.fence, member, why)
 
     def topics_changed(self) -> None:
         """The catalogue is another one."""

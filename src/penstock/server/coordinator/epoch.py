@@ -17,9 +17,9 @@ from functools import partial
 from typing import Any, Final, NamedTuple, TypeVar
 
 from penstock.cluster.decisions import Decision, Record
-from penstock.cluster.groups import Groups
+from penstock.cluster.groups import GroupMachine
 from penstock.cluster.shares import ShareGroups
-from penstock.cluster.transactions import Transactions
+from penstock.cluster.transactions import TransactionMachine
 from penstock.core.errors import PenstockError, ResourceLimitError
 from penstock.ipc.state import StatePage
 from penstock.server.coordinator.brokers import CoordinatorCluster
@@ -44,8 +44,8 @@ _T = TypeVar("_T")
 class Machines(NamedTuple):
     """All read every record of the log, and take their own."""
 
-    groups: Groups
-    transactions: Transactions
+    groups: GroupMachine
+    transactions: TransactionMachine
     shares: ShareGroups
 
     def replay(self, record: Record) -> None:

@@ -26,7 +26,7 @@ from penstock.core.errors import PenstockError
 from penstock.ipc import liveness
 from penstock.ipc.clients import ClientSlot
 from penstock.ipc.shm import Region
-from penstock.server.node.attached_client import NO_SLOT, REMOTE_PID, Client
+from penstock.server.node.attached_client import NO_SLOT, REMOTE_PID, AttachedClient
 
 logger = logging.getLogger("penstock.coordinator")
 
@@ -51,7 +51,7 @@ class WatchedMember:
     group: str
     member_id: str
     process: _Process
-    client: Client | None
+    client: AttachedClient | None
 
 
 Event = Callable[[WatchedMember], None]
@@ -85,19 +85,19 @@ class WatchedMembers:
     def get(self, member_id: str) -> WatchedMember | None:
         return self._members.get(member_id)
 
-    def identity(self, client: Client) -> ClientIdentity:
+    def identity(self, client: AttachedClient) -> ClientIdentity:
         who = str(client.permits)
         if client.remote is not None:
             return ClientIdentity(REMOTE_PID, REMOTE_PID, "", client.name, who)
         return ClientIdentity(client.pid, client.start_time, self._boot_id, client.name, who)
 
     # --- in ---
-    def prepare(self, client: Client) -> None:
+    def prepare(self, client: AttachedClient) -> None:
         """See to it that the client's process can be watched. Raises `ResourceLimitError`; asked
         before anything is decided for it."""
         self._process_of(client)
 
-    def joined(self, group: str, member_id: str, client: Client) -> None:
+    def joined(self, group: str, member_id: str, client: AttachedClient) -> None:
         """A member came, or came back by another session."""
         self._enter(WatchedMember(group, member_id, self._process_of(client), client))
 
@@ -119,7 +119,7 @@ class WatchedMembers:
         self._enter(member)
         return member
 
-    def seen(self, member_id: str, client: Client) -> None:
+    def seen(self, member_id: str, client: AttachedClient) -> None:
         """A remote member that was without a connection asked something by that one."""
         member = self._members.get(member_id)
         if (
@@ -137,7 +137,7 @@ class WatchedMembers:
         if old is not None and old.process is not member.process:
             self._let_go(old)
 
-    def _process_of(self, client: Client) -> _Process:
+    def _process_of(self, client: AttachedClient) -> _Process:
         if client.remote is not None:
             return self._elsewhere
         return self._process(client.pid, client.start_time, client.pidfd)
@@ -169,7 +169,7 @@ class WatchedMembers:
             self._loop.remove_reader(process.pidfd)
             os.close(process.pidfd)
 
-    def of_client(self, client: Client) -> list[WatchedMember]:
+    def of_client(self, client: AttachedClient) -> list[WatchedMember]:
         """The members behind that session."""
         return [member for member in self._members.values() if member.client is client]
 
@@ -227,7 +227,7 @@ class WatchedMembers:
             client.doorbell.ring()
             self.notices += 1
 
-    def notice_of(self, client: Client) -> int:
+    def notice_of(self, client: AttachedClient) -> int:
         """Returns the notice word of that client's slot; 0 without one."""
         return 0 if client.slot == NO_SLOT else ClientSlot(self._table, client.slot).notice
 

@@ -21,7 +21,7 @@ from penstock.ipc import coordination as co
 from penstock.ipc import messages as ms
 from penstock.server.coordinator.group_members import WatchedMembers
 from penstock.server.coordinator.offset_checks import OffsetChecks
-from penstock.server.node.attached_client import Client
+from penstock.server.node.attached_client import AttachedClient
 
 NO_PAGE: Final = -1
 PAGE_BYTES: Final = 48 * 1024
@@ -44,7 +44,7 @@ class GroupRequests:
 
     def __init__(
         self,
-        groups: gr.Groups,
+        groups: gr.GroupMachine,
         members: WatchedMembers,
         pages: Mapping[bytes, Sequence[int]],
         checks: OffsetChecks,
@@ -54,7 +54,7 @@ class GroupRequests:
         self._pages = pages
         self._checks = checks
 
-    def plan(self, client: Client, request: co.Request) -> RequestPlan:
+    def plan(self, client: AttachedClient, request: co.Request) -> RequestPlan:
         match request:
             case co.JoinGroup():
                 return self._join(client, request)
@@ -78,7 +78,7 @@ class GroupRequests:
                 raise AssertionError(f"{type(request).__name__} is not of groups")
 
     # --- membership ---
-    def _join(self, client: Client, request: co.JoinGroup) -> RequestPlan:
+    def _join(self, client: AttachedClient, request: co.JoinGroup) -> RequestPlan:
         check_count("topics", len(request.topics), co.NAMES_MAX)
         check_attempt(request.attempt)
         fresh = f"{client.name or 'member'}-{request.attempt or os.urandom(8).hex()}"
@@ -107,7 +107,7 @@ class GroupRequests:
 
         return RequestPlan(decide, say)
 
-    def _joined_before(self, client: Client, group: str, fresh: str) -> str:
+    def _joined_before(self, client: AttachedClient, group: str, fresh: str) -> str:
         """The member that this session is already, or that the same attempt made by an earlier one:
         it asks again, since the answer was lost or came too late. As another one it would keep what
         the first was given from everybody, itself included."""
@@ -124,7 +124,7 @@ class GroupRequests:
                 return member.member_id
         return ""
 
-    def _sync(self, client: Client, request: co.SyncGroup) -> RequestPlan:
+    def _sync(self, client: AttachedClient, request: co.SyncGroup) -> RequestPlan:
         check_count("released", len(request.released), co.PARTITIONS_MAX)
         released = [gr.Release(*_fields(each)) for each in request.released]
 
@@ -138,11 +138,11 @@ class GroupRequests:
 
         return RequestPlan(decide, say)
 
-    def _check_member(self, client: Client, request: _OfMember) -> None:
+    def _check_member(self, client: AttachedClient, request: _OfMember) -> None:
         """A member is obeyed by word of the principal that made it. Raises UnknownMemberError."""
         self._groups.member_of(request.group, request.member_id, client.permits.acts_for)
 
-    def _leave(self, client: Client, request: co.LeaveGroup) -> RequestPlan:
+    def _leave(self, client: AttachedClient, request: co.LeaveGroup) -> RequestPlan:
         group, member_id = request.group, request.member_id
 
         def decide(now: float) -> Decision[None]:
@@ -161,7 +161,9 @@ class GroupRequests:
 
         return RequestPlan(decide, say)
 
-    def _assigned(self, client: Client, assignment: gr.Assignment, skip: int) -> co.GroupAssignment:
+    def _assigned(
+        self, client: AttachedClient, assignment: gr.Assignment, skip: int
+    ) -> co.GroupAssignment:
         reads = client.permits.reads
         owned = [each for each in assignment.partitions if reads(each.topic)]
         page = [self._owned(each) for each in owned[max(skip, 0) :]]
@@ -191,7 +193,7 @@ class GroupRequests:
         return pages[partition] if 0 <= partition < len(pages) else NO_PAGE
 
     # --- offsets ---
-    def _commit(self, client: Client, request: co.CommitOffsets) -> RequestPlan:
+    def _commit(self, client: AttachedClient, request: co.CommitOffsets) -> RequestPlan:
         offsets = commits(request.offsets)
 
         def decide(now: float) -> Decision[list[int]]:
@@ -201,7 +203,7 @@ class GroupRequests:
 
         return RequestPlan(decide, lambda stale: co.Committed(list(stale)))
 
-    def _claim(self, client: Client, request: co.ClaimOffsets) -> RequestPlan:
+    def _claim(self, client: AttachedClient, request: co.ClaimOffsets) -> RequestPlan:
         check_count("claims", len(request.claims), co.PARTITIONS_MAX)
         claims = [gr.Claim(*_fields(each)) for each in request.claims]
 
@@ -217,7 +219,7 @@ class GroupRequests:
         )
 
     # --- administration ---
-    def _seek(self, client: Client, request: co.SeekGroup) -> RequestPlan:
+    def _seek(self, client: AttachedClient, request: co.SeekGroup) -> RequestPlan:
         check_count("offsets", len(request.offsets), co.PARTITIONS_MAX)
         offsets = [gr.OffsetSeek(*_fields(each)) for each in request.offsets]
 
@@ -236,7 +238,7 @@ class GroupRequests:
             lambda now: self._groups.delete(now, request.group, request.offsets), _done
         )
 
-    def _listed(self, client: Client, request: co.ListGroups) -> co.Groups:
+    def _listed(self, client: AttachedClient, request: co.ListGroups) -> co.Groups:
         found = self._groups.list_groups(
             request.after, lambda name: client.permits.sees(Kind.group, name)
         )
@@ -244,7 +246,7 @@ class GroupRequests:
         fits = fitting(infos)
         return co.Groups(infos[:fits], found.more or fits < len(infos))
 
-    def _described(self, client: Client, request: co.DescribeGroup) -> co.GroupDescription:
+    def _described(self, client: AttachedClient, request: co.DescribeGroup) -> co.GroupDescription:
         found = self._groups.describe(
             request.group,
             request.skip,

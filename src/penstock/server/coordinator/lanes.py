@@ -24,7 +24,7 @@ from penstock.ipc.lane import Ack, LaneSender, Piece
 from penstock.ipc.liveness import open_pidfd, start_time
 from penstock.ipc.shm import Region
 from penstock.server.coordinator.committed import CommittedAnswers
-from penstock.server.node.attached_client import Client
+from penstock.server.node.attached_client import AttachedClient
 from penstock.server.node.lane_grants import Grants
 from penstock.server.node.tables import Tables
 from penstock.server.process.writers import Supervisor
@@ -105,7 +105,9 @@ class Mailbox:
         self._ticket = time.monotonic_ns()
         self._queued = self._queued_bytes = 0
         pid = os.getpid()
-        client = Client(lo.KIND_PRODUCER, pid, start_time(pid) or 0, open_pidfd(pid), "coordinator")
+        client = AttachedClient(
+            lo.KIND_PRODUCER, pid, start_time(pid) or 0, open_pidfd(pid), "coordinator"
+        )
         client.producer_id = producer_id
         client.connection = self
         self._client = client

@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
-from penstock.cluster.transactions import Marking, Transactions
+from penstock.cluster.transactions import Marking, TransactionMachine
 from penstock.core.control import ControlType, encode_control
 from penstock.core.errors import (
     ErrorCode,
@@ -57,7 +57,7 @@ class Markers:
 
     def __init__(
         self,
-        transactions: Transactions,
+        transactions: TransactionMachine,
         carriage: Carriage,
         journal: Journal,
         pages: Callable[[], Mapping[bytes, Sequence[int]]],

@@ -18,7 +18,7 @@ from penstock.cluster import groups as gr
 from penstock.core.errors import AccessDeniedError, OffsetOutOfRangeError, PenstockError
 from penstock.ipc.state import StatePage
 from penstock.server.coordinator.committed import LEADING
-from penstock.server.node.attached_client import Client
+from penstock.server.node.attached_client import AttachedClient
 
 TOPIC_ID_BYTES: Final = 16
 
@@ -37,7 +37,12 @@ class OffsetChecks:
         self._page = page
 
     def of_member(
-        self, groups: gr.Groups, client: Client, group: str, member_id: str, offsets: Sequence[_T]
+        self,
+        groups: gr.GroupMachine,
+        client: AttachedClient,
+        group: str,
+        member_id: str,
+        offsets: Sequence[_T],
     ) -> list[_T]:
         """The offsets as the machine is to take them. Raises UnknownMemberError, AccessDeniedError
         or OffsetOutOfRangeError.
@@ -65,7 +70,7 @@ class OffsetChecks:
 
     def within_logs(
         self,
-        client: Client,
+        client: AttachedClient,
         group: str,
         offsets: Sequence[gr.OffsetCommit | gr.Claim | gr.OffsetSeek],
     ) -> None:

@@ -20,9 +20,9 @@ from typing import Final, NamedTuple
 
 from msgspec.structs import replace
 
-from penstock.cluster.groups import GroupLimits, Groups
+from penstock.cluster.groups import GroupLimits, GroupMachine
 from penstock.cluster.shares import ShareGroups, TransactedJobs
-from penstock.cluster.transactions import TransactionLimits, Transactions
+from penstock.cluster.transactions import TransactionLimits, TransactionMachine
 from penstock.core.errors import PenstockError, PenstockTimeout
 from penstock.ipc import layout as lo
 from penstock.ipc import messages as ms
@@ -95,10 +95,10 @@ class CoordinatorOpening:
 
     def machines(self) -> Machines:
         """Fresh ones."""
-        groups = Groups(self.group_limits())
+        groups = GroupMachine(self.group_limits())
         limits = TransactionLimits(stage_timeout=self._config.stage_timeout)
         shares = ShareGroups(random.uniform)
-        return Machines(groups, Transactions(groups, TransactedJobs(shares), limits), shares)
+        return Machines(groups, TransactionMachine(groups, TransactedJobs(shares), limits), shares)
 
     def group_limits(self) -> GroupLimits:
         """As they are now."""

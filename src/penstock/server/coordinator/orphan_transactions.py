@@ -18,7 +18,7 @@ from typing import Final
 
 import msgspec
 
-from penstock.cluster.transactions import Transactions
+from penstock.cluster.transactions import TransactionMachine
 from penstock.core.errors import PenstockError
 from penstock.ipc import layout as lo
 from penstock.ipc.state import StatePage
@@ -57,7 +57,7 @@ class Sweep:
 
     def __init__(
         self,
-        transactions: Transactions,
+        transactions: TransactionMachine,
         markers: Markers,
         pages: Callable[[], Mapping[bytes, Sequence[int]]],
         page: Callable[[int], StatePage],

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from penstock.server.node.attached_client import Client, Owner
+from penstock.server.node.attached_client import AttachedClient, Owner
 from penstock.server.node.lane_grants import Grants
 from penstock.server.node.lanes import Lane
 
@@ -26,7 +26,7 @@ class Holders:
         self._process_of: dict[int, Owner] = {}
         self._dying: set[Owner] = set()
 
-    def note(self, producer_id: int, client: Client) -> None:
+    def note(self, producer_id: int, client: AttachedClient) -> None:
         """That producer belongs to the client's process from now on."""
         self._process_of[producer_id] = client.owner
         self._dying.discard(client.owner)

@@ -25,7 +25,7 @@ from penstock.ipc.state import StatePage
 from penstock.server.coordinator.committed import LEADING
 from penstock.server.coordinator.epoch import Life
 from penstock.server.coordinator.group_members import WatchedMembers
-from penstock.server.node.attached_client import Client
+from penstock.server.node.attached_client import AttachedClient
 
 NO_PAGE: Final = -1
 NONE_READY: Final = -1
@@ -58,7 +58,7 @@ class ShareRequests:
         self._now = now
         self._until = until
 
-    async def answer(self, client: Client, request: sharing.Request) -> ms.NodeMessage:
+    async def answer(self, client: AttachedClient, request: sharing.Request) -> ms.NodeMessage:
         """Raises what refuses it, and `PenstockTimeout`: it may take effect."""
         try:
             said = self._decided(client, request)
@@ -72,7 +72,7 @@ class ShareRequests:
         left = max(0.0, self._until - time.monotonic())
         await self._life.journal.settled(durable=False, timeout=left)
 
-    def _decided(self, client: Client, request: sharing.Request) -> ms.NodeMessage:
+    def _decided(self, client: AttachedClient, request: sharing.Request) -> ms.NodeMessage:
         match request:
             case sharing.AcquireRecords():
                 return self._acquire(client, request)
@@ -102,7 +102,7 @@ class ShareRequests:
                 return self._described(client, request)
 
     # --- a worker ---
-    def _acquire(self, client: Client, request: sharing.AcquireRecords) -> ms.NodeMessage:
+    def _acquire(self, client: AttachedClient, request: sharing.AcquireRecords) -> ms.NodeMessage:
         name, member_id = request.group, request.member_id
         member = self._member(client, name, member_id)
         if request.settings is not None:
@@ -135,7 +135,7 @@ class ShareRequests:
         )
 
     def _answered(
-        self, client: Client, name: str, member_id: str, answer: sharing.LeaseAnswer
+        self, client: AttachedClient, name: str, member_id: str, answer: sharing.LeaseAnswer
     ) -> sh.Runs:
         """Applies an answer; returns the runs that were stale."""
         place = self._allowed(client, answer.topic_id, answer.partition)
@@ -198,7 +198,7 @@ class ShareRequests:
         return found
 
     # --- what a member may name ---
-    def _member(self, client: Client, name: str, member_id: str) -> gr.Member:
+    def _member(self, client: AttachedClient, name: str, member_id: str) -> gr.Member:
         member = self._groups.member_of(name, member_id, client.permits.acts_for)
         if not self._groups.is_shared(name):
             raise GroupError(f"group {name!r} is no share group: its members own partitions")
@@ -206,13 +206,13 @@ class ShareRequests:
         self._groups.connected(self._now(), name, member_id)
         return member
 
-    def _allowed(self, client: Client, topic_id: bytes, partition: int) -> sh.Place:
+    def _allowed(self, client: AttachedClient, topic_id: bytes, partition: int) -> sh.Place:
         """That partition. Raises AccessDeniedError, UnknownTopicError."""
         if (why := client.permits.denied(topic_id)) is not None:
             raise why
         return topic_id, partition
 
-    def _topics_of(self, client: Client, member: gr.Member) -> set[bytes]:
+    def _topics_of(self, client: AttachedClient, member: gr.Member) -> set[bytes]:
         """The topics that it works on and may read."""
         wanted = set(member.topics)
         return {
@@ -220,7 +220,7 @@ class ShareRequests:
             if name in wanted and client.permits.denied(topic_id) is None
         }  # fmt: skip
 
-    def _ends(self, client: Client, told: sharing.PartitionEnds) -> sh.KnownEnds:
+    def _ends(self, client: AttachedClient, told: sharing.PartitionEnds) -> sh.KnownEnds:
         """Where a partition that is led here ends is known, so that nobody begins beyond it."""
         end = told.end
         numbers = self._pages.get(told.topic_id, ())
@@ -231,7 +231,7 @@ class ShareRequests:
         return sh.KnownEnds((told.topic_id, told.partition), min(told.start, end), end)
 
     # --- operators ---
-    def _described(self, client: Client, request: sharing.DescribeShare) -> ms.NodeMessage:
+    def _described(self, client: AttachedClient, request: sharing.DescribeShare) -> ms.NodeMessage:
         seen = [
             (name, place, machine)
             for place, machine in self._shares.partitions(request.group)

@@ -40,7 +40,7 @@ from penstock.server.coordinator.group_requests import check_count, commits, fit
 from penstock.server.coordinator.offset_checks import OffsetChecks
 from penstock.server.coordinator.producer_holders import Holders
 from penstock.server.coordinator.turns import PrincipalTurns
-from penstock.server.node.attached_client import Client
+from penstock.server.node.attached_client import AttachedClient
 from penstock.server.node.data_folder import DataFolder
 
 MARKED_WITHIN: Final = 2.0
@@ -90,7 +90,7 @@ class TransactionRequests:
         """Have something decided, and wait until it may be told."""
         return await self._life.carried_out(decide, self._until, _same)
 
-    async def answer(self, client: Client, request: co.Request) -> ms.NodeMessage:
+    async def answer(self, client: AttachedClient, request: co.Request) -> ms.NodeMessage:
         match request:
             case co.InitTransactions():
                 return await self._init(client, request)
@@ -114,7 +114,9 @@ class TransactionRequests:
         return max(0.0, self._until - time.monotonic())
 
     # --- who a producer is ---
-    async def _init(self, client: Client, request: co.InitTransactions) -> co.TransactionReady:
+    async def _init(
+        self, client: AttachedClient, request: co.InitTransactions
+    ) -> co.TransactionReady:
         name, fresh = request.transactional_id, 0
         if self._transactions.needs_producer_id(name):
             fresh = self._folder.next_producer_id()
@@ -177,7 +179,7 @@ class TransactionRequests:
         return ms.Done()
 
     # --- what is decided ---
-    async def _end(self, client: Client, request: co.EndTransaction) -> co.TransactionEnded:
+    async def _end(self, client: AttachedClient, request: co.EndTransaction) -> co.TransactionEnded:
         name, who = request.transactional_id, (request.producer_id, request.producer_epoch)
         check_count(
             "offsets", sum(len(each.offsets) for each in request.offsets), co.PARTITIONS_MAX
@@ -204,7 +206,7 @@ class TransactionRequests:
             raise error
         return co.TransactionEnded(ended.committed, ended.next_epoch)
 
-    def _of_own_member(self, client: Client, consumed: ConsumedOffsets) -> ConsumedOffsets:
+    def _of_own_member(self, client: AttachedClient, consumed: ConsumedOffsets) -> ConsumedOffsets:
         """The same, or offsets of nobody where the client may not act for that member: they abort
         the transaction, as those of a member that is gone do."""
         groups, group, member_id = self._life.machines.groups, consumed.group, consumed.member_id
@@ -214,7 +216,7 @@ class TransactionRequests:
             return ConsumedOffsets(group, NOBODY, consumed.offsets)
         return ConsumedOffsets(group, member_id, taken)
 
-    def _of_own_worker(self, client: Client, done: sharing.DoneJobs) -> sh.AcceptedJobs:
+    def _of_own_worker(self, client: AttachedClient, done: sharing.DoneJobs) -> sh.AcceptedJobs:
         """The same, or jobs of nobody where the client may not act for that member: they abort the
         transaction. Raises AccessDeniedError for a topic of its own that it may not read any
         more."""
@@ -261,7 +263,9 @@ class TransactionRequests:
         """Waits a while for markers; it is decided all the same."""
         await self._markers.until(condition, min(MARKED_WITHIN, self._left))
 
-    async def _listed(self, client: Client, request: co.ListTransactions) -> co.Transactions:
+    async def _listed(
+        self, client: AttachedClient, request: co.ListTransactions
+    ) -> co.Transactions:
         """A client that sees few ids among many needs a long look. Others do not wait for it."""
         now, names = self._now(), self._names
         infos: list[co.TransactionInfo] = []

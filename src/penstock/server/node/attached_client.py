@@ -46,7 +46,7 @@ class Connection(Protocol):
     def hang_up(self) -> object: ...
 
 
-class Client:
+class AttachedClient:
     """One attached or absent process, in one of its roles."""
 
     def __init__(

@@ -45,7 +45,7 @@ from penstock.server.node.attached_client import (
     NO_SLOT,
     OF_THE_NODE,
     WATCH_PAGES,
-    Client,
+    AttachedClient,
     Connection,
     Owner,
 )
@@ -89,8 +89,8 @@ class ClientRegistry:
         self._loop = asyncio.get_running_loop()
         self._absence: asyncio.TimerHandle | None = None
         self._numbers = itertools.count(1)
-        self._producers: dict[int, Client] = {}
-        self.clients: set[Client] = set()
+        self._producers: dict[int, AttachedClient] = {}
+        self.clients: set[AttachedClient] = set()
 
     @property
     def count(self) -> int:
@@ -100,7 +100,7 @@ class ClientRegistry:
             for client in self.clients
         )
 
-    def is_of_the_node(self, client: Client) -> bool:
+    def is_of_the_node(self, client: AttachedClient) -> bool:
         """Whether a process of the node attached it for its own ends."""
         is_gateways = client.remote is None and client.pid == self._gateway_pid()
         return is_gateways or client.kind in OF_THE_NODE
@@ -118,7 +118,7 @@ class ClientRegistry:
             self._grants.adopt(lane, self._living_producer(lane) if alive else None)
         self._look_after_absent()
 
-    def _living_producer(self, lane: Lane) -> Client | None:
+    def _living_producer(self, lane: Lane) -> AttachedClient | None:
         who = lane.identity
         if lo.is_coordinators(who.producer_id) or lo.is_replicators(who.producer_id):
             return None  # of the node before, even where this process was that
@@ -154,7 +154,9 @@ class ClientRegistry:
                 yield ms.AddClient(client.slot), client.doorbell
 
     # --- attach ---
-    def attach(self, peer: PeerCredentials, hello: ms.Hello, connection: Connection) -> Client:
+    def attach(
+        self, peer: PeerCredentials, hello: ms.Hello, connection: Connection
+    ) -> AttachedClient:
         """Admit who said hello, or raise what refuses it."""
         if hello.version != ms.PROTOCOL_VERSION:
             raise UnsupportedVersionError(
@@ -189,7 +191,7 @@ class ClientRegistry:
             self._supervisor.post_running(ms.AddClient(client.slot), client.doorbell)
         return client
 
-    def _resumed(self, peer: PeerCredentials, hello: ms.Hello) -> Client | None:
+    def _resumed(self, peer: PeerCredentials, hello: ms.Hello) -> AttachedClient | None:
         """The absent or stale client that comes back, when there is one."""
         if hello.resume is None:
             return None
@@ -215,7 +217,7 @@ class ClientRegistry:
             client.connection = None
         return client
 
-    def _check_remote(self, producer_id: int, client: Client | None) -> None:
+    def _check_remote(self, producer_id: int, client: AttachedClient | None) -> None:
         """The gateway has seen the token: what the producer had by another connection is over."""
         if client is not None and client.remote is None:
             raise AttachRefusedError(
@@ -227,7 +229,7 @@ class ClientRegistry:
                 client.connection.hang_up()
             self._end(client, "came back by another connection")
 
-    def _admitted(self, peer: PeerCredentials, hello: ms.Hello) -> Client:
+    def _admitted(self, peer: PeerCredentials, hello: ms.Hello) -> AttachedClient:
         if hello.remote is not None:
             return self._enter(
                 hello.kind, peer.pid, hello.start_time, NO_PIDFD, hello.client_id[:100],
@@ -251,9 +253,9 @@ class ClientRegistry:
         pidfd: int,
         name: str,
         remote: ms.RemotePeer | None = None,
-    ) -> Client:
+    ) -> AttachedClient:
         try:
-            client = Client(kind, pid, start_time, pidfd, name, remote)
+            client = AttachedClient(kind, pid, start_time, pidfd, name, remote)
         except BaseException:
             if pidfd != NO_PIDFD:
                 os.close(pidfd)
@@ -263,7 +265,7 @@ class ClientRegistry:
             self._loop.add_reader(pidfd, self._died, client)
         return client
 
-    def _equip(self, client: Client, resume: int | None) -> None:
+    def _equip(self, client: AttachedClient, resume: int | None) -> None:
         """Give a client its slot, its producer id, and the lanes that it had under that id."""
         if client.kind in (*HAVE_LANES, *WATCH_PAGES) and client.slot == NO_SLOT:
             client.slot = self._tables.take_slot(client.pid, client.start_time, client.kind)
@@ -276,11 +278,11 @@ class ClientRegistry:
             client.producer_id = self._folder.replicator_id
 
     # --- the end of a client ---
-    def closed(self, client: Client) -> None:
+    def closed(self, client: AttachedClient) -> None:
         """It said goodbye."""
         self._end(client, "closed")
 
-    def hung_up(self, client: Client) -> None:
+    def hung_up(self, client: AttachedClient) -> None:
         """The connection ended. Until the process resumes or dies, its lanes are kept."""
         client.connection = None
         if not client.lanes or client.remote is not None:
@@ -300,13 +302,13 @@ class ClientRegistry:
             logger.info("%s was sent away, its lane was dropped", client)
             self.hung_up(client)
 
-    def _died(self, client: Client) -> None:
+    def _died(self, client: AttachedClient) -> None:
         if client.connection is not None:
             client.connection.hang_up()
         self._end(client, "died")
         self._on_death(client.owner)
 
-    def _end(self, client: Client, how: str) -> None:
+    def _end(self, client: AttachedClient, how: str) -> None:
         if client not in self.clients:
             return
         client.connection = None
@@ -323,7 +325,7 @@ class ClientRegistry:
         self._grants.retire(client)
         self._leave(client)
 
-    def _leave(self, client: Client) -> None:
+    def _leave(self, client: AttachedClient) -> None:
         self.clients.discard(client)
         if self._producers.get(client.producer_id) is client:
             del self._producers[client.producer_id]
@@ -332,7 +334,7 @@ class ClientRegistry:
         if client.remote is not None:
             self._loop.call_later(self._config.client_absence_max, self._look_for, client.owner)
 
-    def _close(self, client: Client) -> None:
+    def _close(self, client: AttachedClient) -> None:
         if client.pidfd != NO_PIDFD:
             self._loop.remove_reader(client.pidfd)
             os.close(client.pidfd)
@@ -343,7 +345,7 @@ class ClientRegistry:
         if all(client.owner != owner for client in self.clients):
             self._on_death(owner)
 
-    def _free_slot(self, client: Client) -> None:
+    def _free_slot(self, client: AttachedClient) -> None:
         slot, client.slot = client.slot, NO_SLOT
         if slot == NO_SLOT:
             return

@@ -17,7 +17,13 @@ from typing import Final
 from penstock.core.errors import ConfigError, PenstockError, PenstockTimeout
 from penstock.ipc import layout as lo
 from penstock.ipc import messages as ms
-from penstock.server.node.attached_client import HAVE_LANES, KINDS, REMOTE_PID, Client, Owner
+from penstock.server.node.attached_client import (
+    HAVE_LANES,
+    KINDS,
+    REMOTE_PID,
+    AttachedClient,
+    Owner,
+)
 from penstock.server.node.lanes import Lane, LaneBook
 from penstock.server.process.writer import Order
 from penstock.server.process.writers import Supervisor
@@ -36,14 +42,14 @@ class Grants:
         book: LaneBook,
         supervisor: Supervisor,
         on_gone: Callable[[Lane], None] = lambda _: None,
-        namespace_of: Callable[[Client], str] = lambda _: "",
+        namespace_of: Callable[[AttachedClient], str] = lambda _: "",
     ) -> None:
         self._book = book
         self._supervisor = supervisor
         self._on_gone = on_gone
         self._namespace_of = namespace_of
         self._loop = asyncio.get_running_loop()
-        self._owners: dict[str, Client] = {}
+        self._owners: dict[str, AttachedClient] = {}
         self._awaited: set[asyncio.Future[None]] = set()
 
     def orders_for(self, writer: int) -> Iterator[Order]:
@@ -53,18 +59,18 @@ class Grants:
                 owner = self._owners.get(lane.name)
                 yield _added(lane, dead=owner is None), None if owner is None else owner.doorbell
 
-    def adopt(self, lane: Lane, client: Client | None) -> None:
+    def adopt(self, lane: Lane, client: AttachedClient | None) -> None:
         """Take up a lane of the run before; no writer is told yet. No client: it is retired."""
         self._book.adopt(lane)
         lane.retired = client is None
         if client is not None:
             self._own(client, lane)
 
-    def _own(self, client: Client, lane: Lane) -> None:
+    def _own(self, client: AttachedClient, lane: Lane) -> None:
         client.lanes[lane.writer] = lane
         self._owners[lane.name] = client
 
-    def open(self, client: Client, request: ms.OpenLane, writers: int) -> tuple[Lane, int]:
+    def open(self, client: AttachedClient, request: ms.OpenLane, writers: int) -> tuple[Lane, int]:
         """The client's lane to that writer, made if need be, and a descriptor of its memory."""
         if client.kind not in HAVE_LANES:
             raise ConfigError(f"only a producer has lanes, and this is {KINDS[client.kind]!r}")
@@ -84,7 +90,7 @@ class Grants:
         self._supervisor.post(lane.writer, _added(lane, dead=False), client.doorbell)
         return lane, fd
 
-    async def drained_before(self, client: Client, writer: int, timeout: float) -> None:
+    async def drained_before(self, client: AttachedClient, writer: int, timeout: float) -> None:
         """Waits until old lanes of the client's producer id to that writer are gone, from an
         earlier connection. Their frames come first (rule 5), and no two clients ever write into one
         lane."""
@@ -114,7 +120,7 @@ class Grants:
                 waiter.set_result(None)
         self._on_gone(lane)
 
-    def take_back(self, client: Client) -> None:
+    def take_back(self, client: AttachedClient) -> None:
         """A resuming client's socket had ended, so its lanes were being retired; now they are its
         own again. A second lane beside one that holds frames would mix up sequences (rule 5)."""
         for lane in self.of_producer(client.producer_id):
@@ -137,7 +143,7 @@ class Grants:
         """Whether anything of that process, or remote client, may still be in a lane."""
         return any(lane.owner == owner for lane in self._book.lanes.values())
 
-    def retire(self, client: Client) -> None:
+    def retire(self, client: AttachedClient) -> None:
         """The client is dead or closed: its writers drain what its lanes hold."""
         for lane in client.lanes.values():
             lane.retired = True
@@ -145,7 +151,7 @@ class Grants:
             self._supervisor.post(lane.writer, ms.RetireLane(lane.name))
         client.lanes.clear()
 
-    def are_closed(self, client: Client) -> bool:
+    def are_closed(self, client: AttachedClient) -> bool:
         """Whether the client marked all its lanes closed: an absent one can tell no other way."""
         try:
             return all(self._book.is_closed(lane) for lane in client.lanes.values())
@@ -180,7 +186,7 @@ class Grants:
             )
             return None
 
-    def dropped(self, report: ms.LaneDropped) -> Client | None:
+    def dropped(self, report: ms.LaneDropped) -> AttachedClient | None:
         """A lane held what no producer writes: it is gone. Returns whom it belonged to, told."""
         lane = self._book.lanes.get(report.name)
         if lane is None:

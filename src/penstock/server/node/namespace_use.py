@@ -12,7 +12,7 @@ from penstock.cluster.access import LIMITS, NamespaceLimits, limit_of, over_limi
 from penstock.ipc import accessing as ac
 from penstock.ipc import layout as lo
 from penstock.server.config import NodeConfig
-from penstock.server.node.attached_client import Client
+from penstock.server.node.attached_client import AttachedClient
 from penstock.server.node.lanes import Lane
 from penstock.server.security.access_store import Access
 
@@ -25,7 +25,7 @@ class NamespaceUse:
         config: NodeConfig,
         writers: int,
         access: Access,
-        clients: Callable[[], Iterable[Client]],
+        clients: Callable[[], Iterable[AttachedClient]],
         lanes: Callable[[], Iterable[Lane]],
     ) -> None:
         self._of_producer = writers * lo.lane_bytes(config.lane_capacity)
@@ -33,7 +33,7 @@ class NamespaceUse:
         self._clients = clients
         self._lanes = lanes
 
-    def _of(self, namespace: str) -> Iterator[Client]:
+    def _of(self, namespace: str) -> Iterator[AttachedClient]:
         return (client for client in self._clients() if self.namespace_of(client) == namespace)
 
     def shm_bytes(self, namespace: str) -> int:
@@ -50,7 +50,7 @@ class NamespaceUse:
         """Those of clients that have attached something."""
         return len({client.owner for client in self._of(namespace)})
 
-    def namespace_of(self, client: Client) -> str:
+    def namespace_of(self, client: AttachedClient) -> str:
         """That of its principal; empty where it has none."""
         if client.remote is None:
             return ""

@@ -38,7 +38,7 @@ from penstock.server.config import NodeConfig
 from penstock.server.coordinator.clock import CoordinatorClock
 from penstock.server.coordinator.coordinator import Coordinator
 from penstock.server.node.attach_server import Answer, AttachServer, AttachSession, Reply
-from penstock.server.node.attached_client import OF_THE_NODE, Client
+from penstock.server.node.attached_client import OF_THE_NODE, AttachedClient
 from penstock.server.node.client_registry import ClientRegistry
 from penstock.server.node.disk_guard import DiskGuard, space_of
 from penstock.server.node.host_check import remove_ipc_warning
@@ -445,7 +445,7 @@ class Node:
         """Answer at once, or by a coroutine where writers or the device are waited for."""
         self._check_running()
         client = session.client
-        assert isinstance(client, Client)
+        assert isinstance(client, AttachedClient)
         client.permits.check(message)
         if client.kind not in OF_THE_NODE:
             self._doorman.allowed(str(client.permits), message)
@@ -499,7 +499,7 @@ class Node:
 
     def ended(self, session: AttachSession, *, goodbye: bool) -> None:
         client = session.client
-        assert isinstance(client, Client)
+        assert isinstance(client, AttachedClient)
         if client.connection is session:
             self._coordinator.client_ended(client, goodbye=goodbye)
             if goodbye:
@@ -507,11 +507,11 @@ class Node:
             else:
                 self._attached.hung_up(client)
 
-    def _sent_away(self, client: Client) -> None:
+    def _sent_away(self, client: AttachedClient) -> None:
         self._coordinator.client_ended(client, goodbye=False)
         self._attached.hung_up(client)
 
-    async def _open_lane_after(self, client: Client, request: ms.OpenLane) -> Reply:
+    async def _open_lane_after(self, client: AttachedClient, request: ms.OpenLane) -> Reply:
         """For a producer that may have been here by another connection before."""
         await self._grants.drained_before(client, request.writer, self.config.topic_timeout)
         self._check_running()
@@ -519,12 +519,12 @@ class Node:
             raise NotConnectedError(f"{client} has gone before its lane was opened")
         return self._open_lane(client, request)
 
-    def _open_lane(self, client: Client, request: ms.OpenLane) -> Reply:
+    def _open_lane(self, client: AttachedClient, request: ms.OpenLane) -> Reply:
         lane, fd = self._grants.open(client, request, self._ground.writers)
         bell = self._supervisor.ensure(lane.writer).doorbell
         return Reply(ms.LaneOpened(lane.name, lane.writer), [fd, bell.fileno()], given=[fd])
 
-    def _of_cluster(self, client: Client, request: cg.Request) -> Answer:
+    def _of_cluster(self, client: AttachedClient, request: cg.Request) -> Answer:
         if self._broker is None:
             raise ConfigError(
                 "this node is alone, and of no cluster: `penstock serve --node-id` starts a broker"

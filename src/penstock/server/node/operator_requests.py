@@ -14,7 +14,7 @@ from penstock.core.errors import ConfigError
 from penstock.ipc import messages as ms
 from penstock.ipc import operating as op
 from penstock.server.node.attach_server import Answer, Reply
-from penstock.server.node.attached_client import KINDS, Client
+from penstock.server.node.attached_client import KINDS, AttachedClient
 from penstock.server.node.client_registry import ClientRegistry
 from penstock.server.node.live_settings import LiveSettings
 
@@ -30,7 +30,7 @@ class OperatorRequests:
         attached: ClientRegistry,
         settings: LiveSettings,
         broker: int | None,
-        lost: Callable[[Client], None],
+        lost: Callable[[AttachedClient], None],
     ) -> None:
         self._attached = attached
         self._settings = settings
@@ -38,7 +38,7 @@ class OperatorRequests:
         self._lost = lost
         self.kicked = 0
 
-    def answer(self, asker: Client, request: op.Request) -> Answer:
+    def answer(self, asker: AttachedClient, request: op.Request) -> Answer:
         if request.broker not in (None, self._broker):
             here = "this node is alone" if self._broker is None else f"this is {self._broker}"
             raise ConfigError(
@@ -65,7 +65,7 @@ class OperatorRequests:
             len(numbers) > len(page),
         )
 
-    def _clients(self) -> dict[int, Client]:
+    def _clients(self) -> dict[int, AttachedClient]:
         return {
             client.number: client
             for client in self._attached.clients
@@ -75,7 +75,7 @@ class OperatorRequests:
     def _id(self, number: int) -> str:
         return str(number) if self._broker is None else f"{self._broker}-{number}"
 
-    def _info(self, client: Client) -> op.ClientInfo:
+    def _info(self, client: AttachedClient) -> op.ClientInfo:
         remote = client.remote
         return op.ClientInfo(
             id=self._id(client.number),
@@ -88,7 +88,7 @@ class OperatorRequests:
             since=client.since,
         )
 
-    def _kick(self, asker: Client, number: int) -> ms.Done:
+    def _kick(self, asker: AttachedClient, number: int) -> ms.Done:
         client = self._clients().get(number)
         if client is None:
             raise ConfigError(

@@ -35,7 +35,7 @@ SILENCE: Final = 2.0
 PEERS_MAX: Final = 1_000
 
 
-class Release(NamedTuple):
+class BrokerRelease(NamedTuple):
     """The version of a broker's software. `metadata`: the newest records of the controller's log
     that it knows."""
 
@@ -46,7 +46,7 @@ class Release(NamedTuple):
         return f"Penstock {self.name or 'of an older release'}"
 
 
-OWN: Final = Release(__version__, METADATA_VERSION)
+OWN: Final = BrokerRelease(__version__, METADATA_VERSION)
 
 
 class Links:
@@ -73,7 +73,7 @@ class Links:
         """For tests: whether a message to that broker gets lost."""
         self.hears_of_cluster = False
         """Whether somebody said the cluster's id."""
-        self.releases: dict[int, Release] = {}
+        self.releases: dict[int, BrokerRelease] = {}
         """Of the other brokers, as they greeted last."""
         self._url = url
         self._folder = folder
@@ -185,7 +185,7 @@ class Links:
             )
 
     def _check(self, other: qm.Hello | qm.Welcome) -> None:
-        release = Release(other.release, other.metadata)
+        release = BrokerRelease(other.release, other.metadata)
         if other.version != qm.LINK_VERSION:
             raise UnsupportedVersionError(
                 f"broker {other.node} ({release}) speaks version {other.version} of the control "
@@ -202,7 +202,7 @@ class Links:
         self.hears_of_cluster |= bool(other.cluster)
         self._note(other.node, release)
 
-    def _note(self, node: int, release: Release) -> None:
+    def _note(self, node: int, release: BrokerRelease) -> None:
         """Say it once where brokers do not know the same records."""
         if self.releases.get(node) == release:
             return
