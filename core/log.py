@@ -33,7 +33,7 @@ from penstock.core.header import FLAG_APPEND_TIME, HEADER_BYTES, BatchHeader, st
 from penstock.core.index import FLUSH_ENTRIES
 from penstock.core.indexrestoring import IndexRestoring
 from penstock.core.logconfig import LogConfig
-from penstock.core.lookup import find_timestamp, read_batches
+from penstock.core.lookup import read_batches
 from penstock.core.opentransactions import OpenTransaction
 from penstock.core.producerexpiry import ProducerExpiry
 from penstock.core.producers import AppendAnswer
@@ -235,13 +235,6 @@ class Log:
                 f"offset {offset} is not in the log in {self.folder}: it holds {self.log_start} "
                 f"to {self.log_end}"
             )
-
-    def offset_for_timestamp(self, timestamp: int) -> int | None:
-        """The base offset of the first batch with a record at or after this time (microseconds);
-        None if there is none. Which record of the batch it is, only its columns tell."""
-        return find_timestamp(
-            self.storage, self.folder, self.chain.bases, self.log_start, self.log_end, timestamp
-        )
 
     # ---- what an error means to it
 

@@ -10,8 +10,8 @@ from bisect import bisect_right
 from itertools import islice
 
 from penstock.core.header import BatchHeader
-from penstock.core.index import index_paths, lookup_offset, lookup_time
-from penstock.core.segment import Scan, batch_time, find_batch, list_segments, open_for_reading
+from penstock.core.index import index_paths, lookup_offset
+from penstock.core.segment import Scan, find_batch, list_segments, open_for_reading
 from penstock.core.storage import Storage
 
 
@@ -39,27 +39,6 @@ def read_batches(
         if left <= 0:
             break
     return found
-
-
-def find_timestamp(
-    storage: Storage, folder: str, bases: list[int], log_start: int, log_end: int, timestamp: int
-) -> int | None:
-    """Returns the base offset of the first batch with a record at or after `timestamp`. Returns the
-    log start if that lies within the batch, and None if no batch has such a record."""
-    for i, base in enumerate(bases):
-        until = bases[i + 1] if i + 1 < len(bases) else log_end
-        times = storage.read_file(index_paths(folder, base)[1]) or b""
-        fd = open_for_reading(storage, folder, base)
-        try:
-            position, start = find_batch(
-                storage, folder, base, fd, lookup_time(times, base, timestamp)
-            )
-            for _, head in Scan(storage, fd, position=position, offset=start, until=until):
-                if batch_time(head) >= timestamp and head.next_offset > log_start:
-                    return max(head.base_offset, log_start)
-        finally:
-            storage.close(fd)
-    return None
 
 
 def header_at(

@@ -83,11 +83,3 @@ def _look_into(batch: Found, timestamp: int, start: int) -> int | None:
         return first_at_or_after(view, position, head, timestamp, start)
     except (CorruptBatchError, UnsupportedVersionError):
         return max(head.base_offset, start)
-
-
-def offset_for_timestamp(
-    storage: Storage, folder: str, timestamp: int, limit: Limit, *, committed: bool = False
-) -> int | None:
-    """Returns the offset that `searching` finds, in one call; None if there is nothing."""
-    steps = searching(storage, folder, timestamp, limit, committed=committed)
-    return next((step.offset for step in steps if step.is_found), None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 from store_crash import memory
 from unit.core.log_helpers import FOLDER, TOPIC, MemoryStorage, abort, begin, commit
@@ -16,34 +16,13 @@ from penstock.core.compaction import Compaction, plan_compaction
 from penstock.core.encode import encode_batch
 from penstock.core.header import ATTR_TRANSACTIONAL, BatchIdentity
 from penstock.core.segment import list_segments
-from penstock.core.storage import Storage, Window
+from penstock.core.storage import Storage
 from penstock.ipc import layout as lo
 from penstock.ipc.alone import AloneRole
 from penstock.ipc.messages import OpenPartition, TopicSettings
 from penstock.ipc.state import StatePage, format_table
 
 OPEN, COMMITTED, ABORTED = "open", "committed", "aborted"
-
-
-class Mapped(MemoryStorage):
-    """Files in memory that a reader can map, as they are at that moment."""
-
-    def map_readonly(self, fd: int, length: int, position: int = 0) -> Window:
-        return cast(Window, bytes(self._open[fd].content[position : position + length]))
-
-    def populate(self, fd: int, window: Window, start: int, end: int) -> None:
-        """It is."""
-
-    def _as_mapped(self, other: MemoryStorage) -> Mapped:
-        after = Mapped()
-        after.__dict__.update(other.__dict__)
-        return after
-
-    def killed(self) -> Mapped:
-        return self._as_mapped(super().killed())
-
-    def power_cut(self, chance: Any = None) -> Mapped:
-        return self._as_mapped(super().power_cut(chance))
 
 
 @dataclass
@@ -63,7 +42,7 @@ class Partition:
     def __init__(
         self, segment_bytes: int = 3000, storage: Storage | None = None, folder: str = FOLDER
     ) -> None:
-        self.storage = storage or Mapped()
+        self.storage = storage or MemoryStorage()
         self.folder = folder
         self.segment_bytes = segment_bytes
         self.boot = self.generation = 1
@@ -152,7 +131,7 @@ class Partition:
 
     def power_cut(self, chance: Any) -> None:
         """The host goes down and comes back: what was not synced may be gone."""
-        assert isinstance(self.storage, Mapped)
+        assert isinstance(self.storage, MemoryStorage)
         self.storage = self.storage.power_cut(chance)
         self.new_page()
         self.boot += 1

@@ -16,8 +16,8 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from partition_fixture import Mapped, Partition, drained
-from unit.core.log_helpers import abort, begin
+from partition_fixture import Partition, drained
+from unit.core.log_helpers import MemoryStorage, abort, begin
 
 from penstock.core.errors import ErrorCode, StorageError
 from penstock.core.storage import Storage
@@ -35,8 +35,8 @@ class Life(RuleBasedStateMachine):
         self.followed: list[tuple[int, bytes]] = []
 
     @property
-    def memory(self) -> Mapped:
-        assert isinstance(self.at.storage, Mapped)
+    def memory(self) -> MemoryStorage:
+        assert isinstance(self.at.storage, MemoryStorage)
         return self.at.storage
 
     @rule(producer=PRODUCERS, count=st.integers(1, 5))

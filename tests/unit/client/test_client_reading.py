@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from partition_fixture import Mapped, Partition, drained
-from unit.core.log_helpers import FOLDER
+from partition_fixture import Partition, drained
+from unit.core.log_helpers import FOLDER, MemoryStorage
 
 from penstock.client.consumer.partition_cursor import AssignedPartition
 from penstock.core.epochs import EpochCache, save_epochs
@@ -39,7 +39,7 @@ def test_what_is_good_before_damage_goes_out_first(at: Partition) -> None:
     at.write(1, 3)
     first = at.page.segment()[1]
     at.write(1, 3)
-    assert isinstance(at.storage, Mapped)
+    assert isinstance(at.storage, MemoryStorage)
     content = at.storage.names[segment_path(FOLDER, 0)].content
     content[first + HEADER_BYTES + 1] ^= 1
     reader = at.reader("read_uncommitted")

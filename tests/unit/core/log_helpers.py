@@ -9,7 +9,7 @@ import errno
 import random
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 from crc32c import crc32c
 
@@ -24,13 +24,31 @@ from penstock.core.header import (
     seal_header,
 )
 from penstock.core.log import AppendResult, Log, LogConfig, RecoveryReport
-from penstock.core.storage import Storage, storage_error
+from penstock.core.reader import Limit
+from penstock.core.storage import Storage, Window, storage_error
+from penstock.core.timesearch import searching
 
 TOPIC = bytes(range(16))
 FOLDER = "/data/topic-0"
 SMALL = LogConfig(
     segment_bytes=4096, index_interval_bytes=256, preallocate_bytes=1024, batch_bytes_max=2048
 )
+
+
+def find_time(
+    storage: Storage, folder: str, timestamp: int, limit: Limit, *, committed: bool = False
+) -> int | None:
+    """The first offset that is as late; None if there is none."""
+    steps = searching(storage, folder, timestamp, limit, committed=committed)
+    return next((step.offset for step in steps if step.is_found), None)
+
+
+def time_in(log: Log, timestamp: int) -> int | None:
+    """The same of a whole log."""
+    base, valid_bytes, end, _, _ = log.published()
+    return find_time(
+        log.storage, log.folder, timestamp, Limit(end, base, valid_bytes, log.log_start)
+    )
 
 
 def make_batch(
@@ -254,6 +272,13 @@ class MemoryStorage(Storage):
 
     def pread(self, fd: int, length: int, position: int) -> bytes:
         return bytes(self._open[fd].content[position : position + length])
+
+    def map_readonly(self, fd: int, length: int, position: int = 0) -> Window:
+        """The bytes as they are at that moment."""
+        return cast(Window, self.pread(fd, length, position))
+
+    def populate(self, fd: int, window: Window, start: int, end: int) -> None:
+        """It is."""
 
     def fsync(self, fd: int) -> None:
         self._sync("fsync", fd)

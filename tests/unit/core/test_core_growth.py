@@ -13,9 +13,11 @@ from unit.core.log_helpers import (
     MemoryStorage,
     begin,
     errors,
+    find_time,
     make_batch,
     open_log,
     opened,
+    time_in,
 )
 
 from penstock.core.errors import ErrorCode, LogOfflineError
@@ -24,7 +26,6 @@ from penstock.core.logreplica import LogReplica
 from penstock.core.reader import LogReader
 from penstock.core.segment import list_segments
 from penstock.core.storage import Storage
-from penstock.core.timesearch import offset_for_timestamp
 
 TINY = LogConfig(segment_bytes=256, index_interval_bytes=64, preallocate_bytes=0)
 
@@ -98,7 +99,7 @@ def test_a_reader_does_not_list_the_folder_for_each_segment(tmp_path):
     assert reader.offset == 60
     reader.seek(10)
     assert len(reader.fetch(world.limit, 1 << 20)) == 50
-    assert offset_for_timestamp(Listing(), world.folder, 1 << 60, world.limit) is None
+    assert find_time(Listing(), world.folder, 1 << 60, world.limit) is None
     assert len(listings) <= 6
     reader.close()
 
@@ -137,7 +138,7 @@ def test_opening_without_indexes_costs_no_look_into_each_segment_and_they_come_b
     log, report = open_log(storage, config=config, node_clean=True)
     assert report.reason == "clean"
     assert storage.looks["open a log"] < 10
-    assert [log.offset_for_timestamp(1_000 + at) for at in range(0, end, 7)] == [*range(0, end, 7)]
+    assert [time_in(log, 1_000 + at) for at in range(0, end, 7)] == [*range(0, end, 7)]
     steps = 0
     while log.restore_indexes(5):
         steps += 1

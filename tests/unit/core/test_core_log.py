@@ -20,6 +20,7 @@ from unit.core.log_helpers import (
     open_log,
     opened,
     payload,
+    time_in,
 )
 
 from penstock.core import log as core_log
@@ -207,8 +208,8 @@ def test_timestamp_type_append_marks_the_batches():
     log.append([make_batch(0, timestamp=5)], 777)
     [(head, _)] = log.read(0, 1)
     assert head.flags == FLAG_APPEND_TIME
-    assert log.offset_for_timestamp(700) == 0
-    assert log.offset_for_timestamp(778) is None
+    assert time_in(log, 700) == 0
+    assert time_in(log, 778) is None
 
 
 # ---- segments
@@ -332,12 +333,12 @@ def test_reading_begins_in_a_batch_and_keeps_to_its_size():
 
 
 @given(times=st.lists(st.integers(0, 50), min_size=1, max_size=60), wanted=st.integers(-1, 51))
-def test_offset_for_timestamp_is_the_first_batch_that_reaches_it(times, wanted):
+def test_the_offset_of_a_time_is_the_first_batch_that_reaches_it(times, wanted):
     _, log = opened()
     for i, time in enumerate(times):
         log.append([make_batch(i, timestamp=time, body=150)], 1)
     expected = next((i for i, time in enumerate(times) if time >= wanted), None)
-    assert log.offset_for_timestamp(wanted) == expected
+    assert time_in(log, wanted) == expected
 
 
 # ---- syncing
@@ -537,7 +538,7 @@ def test_on_real_files(tmp_path):
     log, report = open_log(storage, folder, config, boot_id="boot-2")
     assert [payload(data) for _, data in contents(log)] == [payload(batch) for batch in sent]
     assert report.epoch_bumped
-    assert log.offset_for_timestamp(1_000) == 0
+    assert time_in(log, 1_000) == 0
     log.close(clean=True)
     reopened, report = open_log(storage, folder, config, boot_id="boot-2")
     assert (report.reason, report.batches_scanned) == ("clean", 0)

@@ -12,7 +12,7 @@ import signal
 
 import pytest
 from unit.core.compacting import keyed, newest
-from unit.core.log_helpers import TOPIC
+from unit.core.log_helpers import TOPIC, find_time
 
 from penstock.core.columns import decode
 from penstock.core.compaction import Compaction, plan_compaction
@@ -21,7 +21,6 @@ from penstock.core.log import Log, LogConfig
 from penstock.core.reader import Limit, LogReader
 from penstock.core.segment import list_segments
 from penstock.core.storage import Storage
-from penstock.core.timesearch import offset_for_timestamp
 
 CONFIG = LogConfig(segment_bytes=4096, index_interval_bytes=512, preallocate_bytes=1 << 16)
 
@@ -205,11 +204,11 @@ def test_an_offset_below_the_start_is_out_of_range_though_its_batch_is_there(tmp
 def test_times_are_looked_up_behind_the_log_start_and_across_gaps(tmp_path):
     scene = Scene(tmp_path / "log", 3)
     scene.write(60)
-    assert offset_for_timestamp(scene.storage, scene.folder, 1_000, scene.limit) == 0
+    assert find_time(scene.storage, scene.folder, 1_000, scene.limit) == 0
     scene.trim(7)
-    assert offset_for_timestamp(scene.storage, scene.folder, 1_000, scene.limit) == 7
+    assert find_time(scene.storage, scene.folder, 1_000, scene.limit) == 7
     scene.compact()
-    found = offset_for_timestamp(scene.storage, scene.folder, 1_000, scene.limit)
+    found = find_time(scene.storage, scene.folder, 1_000, scene.limit)
     assert found is not None
     assert found >= 7
-    assert offset_for_timestamp(scene.storage, scene.folder, 1_001, scene.limit) is None
+    assert find_time(scene.storage, scene.folder, 1_001, scene.limit) is None

@@ -15,6 +15,7 @@ from reader_fixture import (
     values_of,
     write_segment,
 )
+from unit.core.log_helpers import find_time
 
 from penstock.core import header as hd
 from penstock.core.columns import decode
@@ -23,7 +24,6 @@ from penstock.core.errors import CorruptBatchError, UnsupportedVersionError
 from penstock.core.reader import Limit, LogReader, divergence
 from penstock.core.segment import list_segments, remove_segment
 from penstock.core.storage import Storage
-from penstock.core.timesearch import offset_for_timestamp
 
 
 # --- segments that go ---------------------------------------------------------------------------
@@ -213,8 +213,8 @@ def test_append_time_is_what_counts_where_a_topic_says_so(tmp_path):
     world.append([b"a"], timestamps=iter([TIME + 500]))
     world.append([b"b"], timestamps=iter([5]))
     find = world.storage, world.folder
-    assert offset_for_timestamp(*find, TIME, world.limit) == 0
-    assert offset_for_timestamp(*find, TIME + 1, world.limit) is None
+    assert find_time(*find, TIME, world.limit) == 0
+    assert find_time(*find, TIME + 1, world.limit) is None
 
 
 @pytest.mark.timeout(10)
@@ -229,8 +229,8 @@ def test_invariant_10_a_search_by_time_ends_whatever_the_limit(tmp_path):
         (8, len(images[0])),
         (8, 0),
     ):
-        assert offset_for_timestamp(*find, Limit(offset, 0, valid)) is None
-    assert offset_for_timestamp(*find[:2], TIME, Limit(8, 0, 0)) is None
+        assert find_time(*find, Limit(offset, 0, valid)) is None
+    assert find_time(*find[:2], TIME, Limit(8, 0, 0)) is None
 
 
 # --- divergence ---------------------------------------------------------------------------------

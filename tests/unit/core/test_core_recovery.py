@@ -16,6 +16,7 @@ from unit.core.log_helpers import (
     open_log,
     opened,
     rebooted,
+    time_in,
 )
 
 from penstock.core.epochs import EPOCHS_FILE
@@ -393,7 +394,7 @@ def test_invariant_9_deleting_indexes_and_snapshots_changes_no_result():
     log.close(clean=True)
     before = {name: bytes(storage.names[name].content) for name in derived(storage)}
     state = log.producers.encode(100)
-    times = [log.offset_for_timestamp(t) for t in range(990, 1010)]
+    times = [time_in(log, t) for t in range(990, 1010)]
     for victims in [derived(storage), *([name] for name in derived(storage))]:
         after = storage.copy()
         for name in victims:
@@ -401,7 +402,7 @@ def test_invariant_9_deleting_indexes_and_snapshots_changes_no_result():
         again, report = open_log(after, published=100)
         assert contents(again) == kept
         assert again.producers.encode(100) == state
-        assert [again.offset_for_timestamp(t) for t in range(990, 1010)] == times
+        assert [time_in(again, t) for t in range(990, 1010)] == times
         assert report.lost is None
         while again.restore_indexes(3):
             pass

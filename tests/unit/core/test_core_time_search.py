@@ -12,20 +12,18 @@ from reader_fixture import (
     images_of,
     write_segment,
 )
-from unit.core.log_helpers import abort, begin, commit
+from unit.core.log_helpers import abort, begin, commit, find_time
 
 from penstock.core import header as hd
 from penstock.core.encode import encode_batch
 from penstock.core.reader import Limit
 from penstock.core.segment import list_segments
 from penstock.core.storage import Storage
-from penstock.core.timesearch import Step, offset_for_timestamp, searching
+from penstock.core.timesearch import Step, searching
 
 
 def search(world, timestamp, **limit):
-    return offset_for_timestamp(
-        world.storage, world.folder, timestamp, world.limit._replace(**limit)
-    )
+    return find_time(world.storage, world.folder, timestamp, world.limit._replace(**limit))
 
 
 def by_brute_force(times, timestamp, start=0):
@@ -76,9 +74,7 @@ def test_a_batch_that_compaction_thinned_is_searched_by_the_offsets_it_has_left(
     for timestamp, start, offset in (
         (TIME + 1, 0, 3), (TIME + 31, 0, 7), (TIME + 30, 4, 7), (TIME, 1, 3),
     ):  # fmt: skip
-        found = offset_for_timestamp(
-            Storage(), str(tmp_path), timestamp, limit._replace(start=start)
-        )
+        found = find_time(Storage(), str(tmp_path), timestamp, limit._replace(start=start))
         assert found == offset
 
 
@@ -139,7 +135,7 @@ def test_markers_are_no_records_and_what_was_aborted_is_none_of_committed_ones(t
     ):  # fmt: skip
         assert search(world, timestamp) == every
         find = world.storage, world.folder, timestamp, world.limit
-        assert offset_for_timestamp(*find, committed=True) == committed
+        assert find_time(*find, committed=True) == committed
 
 
 def test_a_search_can_be_given_up_at_any_step_and_goes_on_from_there(tmp_path):

@@ -19,6 +19,7 @@ from unit.core.log_helpers import (
     payload,
     rebooted,
     refuse,
+    time_in,
 )
 
 from penstock.core.errors import ErrorCode, LogOfflineError, OffsetOutOfRangeError, StorageError
@@ -228,8 +229,8 @@ def test_offsets_by_time_lie_at_or_above_the_start():
     for i in range(10):
         log.append([make_batch(3 * i, records=3, timestamp=100 + i)], 1000)
     log.trim(10)
-    assert log.offset_for_timestamp(100) == 10
-    assert log.offset_for_timestamp(104) == 12
+    assert time_in(log, 100) == 10
+    assert time_in(log, 104) == 12
 
 
 TARGETS = {"batch": 17, "segment": None, "end": 1 << 40}

@@ -274,9 +274,8 @@ def without(storage: MemoryStorage, *ends: str) -> MemoryStorage:
 
 def read_as_consumers_do(mine: Copy) -> list[int]:
     """The batches that a reader finds who maps the files, in small bites."""
-    from partition_fixture import Mapped
 
-    storage = Mapped()
+    storage = MemoryStorage()
     storage.__dict__.update(mine.storage.copy().__dict__)
     log = mine.log
     reader = LogReader(storage, "/data/topic-0", log.log_start)

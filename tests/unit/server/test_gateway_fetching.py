@@ -7,8 +7,8 @@ import resource
 
 import pytest
 from fetch_fixture import Gateway, Peer, Reading, folder_in
-from partition_fixture import Mapped, Partition, drained
-from unit.core.log_helpers import TOPIC
+from partition_fixture import Partition, drained
+from unit.core.log_helpers import TOPIC, MemoryStorage
 
 from penstock.cluster.frames import messages as fr
 from penstock.core import errors as er
@@ -285,7 +285,7 @@ def test_rule_15_a_cursor_knows_the_epoch_of_what_it_has_read(at, gateway):
 @pytest.mark.rule(15)
 def test_rule_15_what_holds_no_records_at_the_begin_of_an_epoch_parts_nobody_from_the_log():
     """The position moves past it together with records of the epoch before."""
-    at = Partition(20_000, Mapped(), folder_in("/data"))
+    at = Partition(20_000, MemoryStorage(), folder_in("/data"))
     at.write(1, 1)
     at.sync()
     at.boot += 1

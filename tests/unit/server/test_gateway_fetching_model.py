@@ -16,7 +16,8 @@ from fetch_fixture import Client, Gateway, folder_in
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
-from partition_fixture import Mapped, Partition
+from partition_fixture import Partition
+from unit.core.log_helpers import MemoryStorage
 
 from penstock.client.consumer.partition_cursor import Isolation
 from penstock.core import errors as er
@@ -34,7 +35,7 @@ class Life(RuleBasedStateMachine):
         files_max=st.sampled_from([1, 2, 100]),
     )
     def begin_life(self, segment_bytes: int, payload_bytes: int, files_max: int) -> None:
-        self.at = Partition(segment_bytes, Mapped(), folder_in("/data"))
+        self.at = Partition(segment_bytes, MemoryStorage(), folder_in("/data"))
         self.limits = FetchLimits(payload_bytes=payload_bytes, files_max=files_max)
         self.attach()
 
@@ -43,8 +44,8 @@ class Life(RuleBasedStateMachine):
         self.client: Client = self.gateway.client()
 
     @property
-    def memory(self) -> Mapped:
-        assert isinstance(self.at.storage, Mapped)
+    def memory(self) -> MemoryStorage:
+        assert isinstance(self.at.storage, MemoryStorage)
         return self.at.storage
 
     @rule(producer=PRODUCERS, count=st.integers(1, 5))

@@ -7,8 +7,8 @@ import time
 from typing import Any
 
 import pytest
-from partition_fixture import Mapped, Partition
-from unit.core.log_helpers import FOLDER, TOPIC, Call, refuse
+from partition_fixture import Partition
+from unit.core.log_helpers import FOLDER, TOPIC, Call, MemoryStorage, refuse
 
 from penstock.core.header import ATTR_CONTROL, ATTR_TRANSACTIONAL
 from penstock.core.segment import list_segments
@@ -109,7 +109,7 @@ def test_rule_21_an_abort_that_is_not_noted_yet_is_not_taken_for_a_commit() -> N
     take the aborted records for good ones."""
     made = Cleaner(min_dirty_ratio=0.0)
     at = made.at
-    assert isinstance(at.storage, Mapped)
+    assert isinstance(at.storage, MemoryStorage)
     at.begin(1)
     at.write(1, 5)
     at.storage.fault = no_notes
