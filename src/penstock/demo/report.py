@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterable, Sequence
-from types import TracebackType
 from typing import Any, Final
 
 from rich import box
@@ -48,12 +47,7 @@ class Watcher:
             self._bars.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_raised: object) -> None:
         if self._bars is not None:
             self._bars.stop()
 

@@ -17,7 +17,6 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Any, Final
 
 from penstock.client.client import Client, connect
@@ -267,12 +266,7 @@ class EmbeddedNode:
     def __enter__(self) -> EmbeddedNode:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_raised: object) -> None:
         self.remove()
 
 

@@ -10,7 +10,6 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
 
 from penstock.client import fork_safety
@@ -299,12 +298,7 @@ class Producer(Shown):
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         if error is None:
             await self.close()
             return

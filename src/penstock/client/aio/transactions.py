@@ -17,7 +17,6 @@ import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
-from types import TracebackType
 from typing import Final
 
 from penstock.client.aio.consumed import Consumed, Held, hold
@@ -299,12 +298,7 @@ class Stage(Transacting):
             partial(in_thread, self._core.give_up),
         )
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         if error is None:
             await self.close()
         else:
