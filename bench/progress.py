@@ -5,19 +5,17 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
-from typing import Final, TextIO
+from typing import Final
 
 _WIDTH: Final = 30
 _EVERY: Final = 0.2
 
 
 class BenchProgress:
-    """Shown only where `stream` is a terminal, unless `quiet`."""
+    """Shown only where stderr is a terminal, unless `quiet`."""
 
-    def __init__(
-        self, title: str = "", *, quiet: bool = False, stream: TextIO | None = None
-    ) -> None:
-        self._stream = stream if stream is not None else sys.stderr
+    def __init__(self, title: str = "", *, quiet: bool = False) -> None:
+        self._stream = sys.stderr
         self.is_shown = not quiet and self._stream.isatty()
         self._title = f"{title}: " if title else ""
         self._total = 0

@@ -139,7 +139,6 @@ def pack_header(
     identity: BatchIdentity,
     *,
     length: int,
-    body_crc: int = 0,
     codec: int = CODEC_NONE,
     attributes: int = 0,
     last_offset_delta: int,
@@ -153,7 +152,7 @@ def pack_header(
     topic_id, partition, producer_id, producer_epoch, base_sequence = identity
     return bytearray(
         HEADER.pack(
-            MAGIC, VERSION, HEADER_BYTES // 16, 0, 0, length, 0, 0, 0, 0, 0, body_crc,
+            MAGIC, VERSION, HEADER_BYTES // 16, 0, 0, length, 0, 0, 0, 0, 0, 0,
             codec, CHECKSUM_CRC32C, attributes, last_offset_delta, record_count, producer_epoch,
             producer_id, base_sequence, base_timestamp, max_timestamp, raw_body_length, partition,
             topic_id, 0,

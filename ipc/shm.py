@@ -188,12 +188,9 @@ def unlink_all(owner: str) -> None:
         unlink(name)
 
 
-def map_fd(fd: int, size: int | None = None, writable: bool = True) -> mmap.mmap:
-    """Maps `size` bytes (default: all) of `fd`, shared. The caller may close `fd` afterwards.
-
-    A size past the end is refused by ValueError here, because touching it later would be SIGBUS.
-    """
-    wanted = os.fstat(fd).st_size if size is None else size
+def map_fd(fd: int, *, writable: bool = True) -> mmap.mmap:
+    """Maps all bytes of `fd`, shared. The caller may close `fd` afterwards."""
+    wanted = os.fstat(fd).st_size
     if wanted <= 0:
         raise ValueError(f"cannot map {wanted} bytes")
     access = mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ
@@ -236,10 +233,10 @@ class Region:
         self.q = self.bytes.cast("Q")
 
     @classmethod
-    def of_fd(cls, fd: int, size: int | None = None, writable: bool = True) -> Region:
+    def of_fd(cls, fd: int, *, writable: bool = True) -> Region:
         """Map `fd` and close it, also on failure: the region is all that is needed from here on."""
         try:
-            return cls(map_fd(fd, size, writable))
+            return cls(map_fd(fd, writable=writable))
         finally:
             os.close(fd)
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, Final
 
 from penstock.cluster.controller import Image, Place
@@ -33,7 +33,7 @@ from penstock.server.config import NodeConfig
 from penstock.server.coordinator.opening import TOPIC as COORDINATOR
 from penstock.server.node.data_folder import DataFolder
 from penstock.server.node.partitions import Partitions
-from penstock.server.process.replicator import REPLICATOR_COMMAND, ReplicatorProcess
+from penstock.server.process.replicator import ReplicatorProcess
 from penstock.server.quorum import Quorum
 from penstock.server.quorum.controller_requests import Drain
 from penstock.server.replicator import messages as rm
@@ -70,7 +70,6 @@ class BrokerServer:
         take_control: Callable[[bytes], Awaitable[bytes]],
         may_replicate: Callable[[], bool],
         failed: Callable[[PenstockError], None],
-        command: Sequence[str] = REPLICATOR_COMMAND,
     ) -> None:
         """`tell`: the gateway, how the cluster is. `leads_coordinator(leads, epoch)`: whether this
         broker leads the coordinator's partition. `take_control`: control batches of a coordinator
@@ -87,7 +86,7 @@ class BrokerServer:
         self.quorum = Quorum(config, folder, changed=self._changed, failed=failed)
         self.quorum.serve(CONTROL, self._serve_control)
         self.replicator = ReplicatorProcess(
-            config, folder, lock_fd, command=command, may_start=may_replicate,
+            config, folder, lock_fd, may_start=may_replicate,
             on_begun=self._replicator_began, on_report=self._reported, on_end=self._lost_replicator,
         )  # fmt: skip
         self._assignments = Assignments(

@@ -53,12 +53,12 @@ class SettingsDocument(msgspec.Struct, frozen=True):
 class LiveSettings:
     """`config`: what the node was started with. Read with `read` once its folder is its own."""
 
-    def __init__(self, config: NodeConfig, storage: Storage | None = None) -> None:
+    def __init__(self, config: NodeConfig) -> None:
         self._given = config
         self.config = config
         self.applied: Callable[[frozenset[str]], None] = lambda _: None
         """Told the names of settings that are others now."""
-        self._storage = storage or Storage()
+        self._storage = Storage()
         self._path = os.path.join(config.data_folder, SETTINGS_FILE)
         self._kept: dict[str, Value] = {}
         self._lock = asyncio.Lock()

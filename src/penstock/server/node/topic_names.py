@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
 from typing import Final
 
 from penstock.core.errors import PenstockError
@@ -21,15 +20,14 @@ this moment. Then the file is always checked, which costs a stat where nothing c
 class TopicNames:
     """`of(topic_id)`: its name, None for a topic that is not there (any more)."""
 
-    def __init__(self, data_folder: str, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, data_folder: str) -> None:
         self._path = os.path.join(data_folder, TOPICS_FILE)
-        self._clock = clock
         self._looked_at = float("-inf")
         self._signature: object = None
         self._names: dict[bytes, str] = {}
 
     def of(self, topic_id: bytes) -> str | None:
-        now = self._clock()
+        now = time.monotonic()
         if now - self._looked_at >= LOOK_INTERVAL:
             self._look(now)
         name = self._names.get(topic_id)

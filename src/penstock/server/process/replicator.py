@@ -15,7 +15,7 @@ import os
 import socket
 import sys
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Final
 
@@ -54,9 +54,8 @@ class ReplicatorProcess(ListeningChild):
         on_report: Callable[[rm.Listens | rm.ChangeIsr | rm.Leaderless | rm.Lives], None],
         on_end: Callable[[], None],
         may_start: Callable[[], bool] = lambda: True,
-        command: Sequence[str] = REPLICATOR_COMMAND,
     ) -> None:
-        super().__init__(config, folder, lock_fd, command)
+        super().__init__(config, folder, lock_fd, REPLICATOR_COMMAND)
         self._on_begun = on_begun
         self._on_report = on_report
         self._on_end = on_end

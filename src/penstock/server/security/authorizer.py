@@ -177,19 +177,12 @@ def _needs(message: ms.ClientMessage) -> Iterator[Need]:
 class Guard:
     """Asked for each request of a client. `name_of`: the name of the topic with an id."""
 
-    def __init__(
-        self,
-        access: Access,
-        name_of: Callable[[bytes], str | None],
-        *,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, access: Access, name_of: Callable[[bytes], str | None]) -> None:
         self.access = access
         self.audit = AuditLog()
         self.actions = AuditLog(logging.INFO, ACTIONS_PER_SECOND)
-        self._looks = Bucket(clock(), LOOKS_PER_SECOND)
+        self._looks = Bucket(time.monotonic(), LOOKS_PER_SECOND)
         self._name_of = name_of
-        self._clock = clock
 
     def counts(self) -> dict[str, int]:
         """Returns the counts for `node describe`. The gateway's refusals are in its metrics."""
@@ -207,7 +200,7 @@ class Guard:
         """Whether it may, without a trace in the audit."""
         if is_local(principal):
             return True
-        self.access.look(self._clock())
+        self.access.look(time.monotonic())
         if kind == TOPIC and operation != READ and operation != DESCRIBE and is_internal(name):
             return False  # nobody does this to the node's own topics, whatever entries say
         return self.access.policy.allows(principal, operation, kind, name)
@@ -215,7 +208,7 @@ class Guard:
     def _really_denied(self, principal: str, operation: str, kind: str, name: str) -> bool:
         """Whether it is denied by the files as they are, which may have changed just now. So what
         an administrator allowed holds at once in every process."""
-        now = self._clock()
+        now = time.monotonic()
         if self._looks.delay(now):
             return True
         self._looks.take(now, 1)
@@ -282,17 +275,17 @@ class Guard:
         for need in needs_of(message) or ():
             if need.operation in (CREATE, ALTER, DELETE):
                 self.actions.allowed(
-                    self._clock(), principal, need.operation, need.kind, need.name,
+                    time.monotonic(), principal, need.operation, need.kind, need.name,
                     type(message).__name__, _details(message) if need.kind == Kind.cluster else "",
                 )  # fmt: skip
 
     def _check_all(self, principal: str, need: Need) -> None:
-        self.access.look(self._clock())
+        self.access.look(time.monotonic())
         if not self.access.policy.allows_all(principal, need.operation, need.kind, need.name):
             raise self._refused(principal, need.operation, need.kind, f"{need.name}*")
 
     def _refused(self, principal: str, operation: str, kind: str, name: str) -> AccessDeniedError:
-        self.audit.refused(self._clock(), principal, operation, kind, name)
+        self.audit.refused(time.monotonic(), principal, operation, kind, name)
         what = f"the {kind}" if kind == Kind.cluster else f"{kind} {name[:NAME_SHOWN]!r}"
         named = "'*'" if kind == Kind.cluster else "..."
         return AccessDeniedError(
