@@ -142,7 +142,7 @@ class SwapJob:
     ran: bool = False
 
     def run(self) -> None:
-        """Never raises a `StorageError`: it is kept for who finishes the swap."""
+        """Never raises a `StorageError`: it is kept for the writer that finishes the swap."""
         storage, folder, again = self.storage, self.folder, self.is_marked
         base, end = self.prepared.base, self.prepared.end
         try:

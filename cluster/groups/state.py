@@ -97,7 +97,7 @@ class Group:
         return of_topic.get(partition) if of_topic else None
 
     def owner(self, topic_id: bytes, partition: int) -> int:
-        """The number of who owns a partition, 0 for nobody."""
+        """The number of a partition's owner, 0 for nobody."""
         owned = self.owners.get(topic_id)
         known = owned is not None and 0 <= partition < len(owned.owners)
         return owned.owners[partition] if owned and known else 0

@@ -23,7 +23,7 @@ class ProgressBar:
         self._next = 0.0
 
     def at_of(self, done: int, whole: int) -> None:
-        """`at`, for who learns only now how much there is."""
+        """`at`, where only now is known how much there is."""
         self._whole = max(whole, 1)
         self.at(done)
 

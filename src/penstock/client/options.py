@@ -1,5 +1,5 @@
 """The keyword options of `Client.producer` and `Client.consumer`: for type checkers and editors,
-and for who mistypes one."""
+and for callers that mistype one."""
 
 from __future__ import annotations
 

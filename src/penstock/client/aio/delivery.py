@@ -46,7 +46,7 @@ class News:
 
 
 class RefusedRecords:
-    """Records that a producer has not taken: their outcome, for who sent them and for `flush`."""
+    """Records that a producer has not taken: their outcome, for their sender and for `flush`."""
 
     def __init__(self, topic: str, count: int, error: Exception) -> None:
         self.topic = topic

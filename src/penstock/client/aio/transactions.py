@@ -69,7 +69,7 @@ class TransactionalProducer(Transacting):
 
     def __init__(self, core: BlockingTransactionalProducer, *, waits: bool) -> None:
         super().__init__(core, waits=waits)
-        self._turn = asyncio.Lock()  # for who begins or ends
+        self._turn = asyncio.Lock()  # held by the task that begins or ends
         self._held: list[Held] = []
         self._committing: asyncio.Task[None] | None = None  # until somebody knows what came of it
         self._aborting: asyncio.Task[None] | None = None
@@ -174,7 +174,7 @@ class TransactionalProducer(Transacting):
             try:
                 await asyncio.shield(self._committing)
             except asyncio.CancelledError:
-                raise  # who asks next learns it
+                raise  # the next call learns it
             except BaseException:
                 self._committing = None
                 raise

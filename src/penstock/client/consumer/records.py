@@ -74,7 +74,7 @@ class Record(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def work(self) -> WorkFields | None:
-        """These four as one, for `send(..., work=record.work)` of who passes it on."""
+        """These four as one, for `send(..., work=record.work)` of a program that passes it on."""
         return None
 
 

@@ -191,7 +191,7 @@ class DeadLetterQueue(Shown):
         to: str | None,
         topics: Collection[str] | None,
     ) -> Replay:
-        """`replay`, for who carries it out step by step."""
+        """`replay`, step by step."""
         allowed = allowed_topics(self.topic, topics, to, dry_run=dry_run)
         plan = ReplayPlan(choice, limit, rate, max_replays, again, dry_run, to, allowed)
         return Replay(self._letters, plan)

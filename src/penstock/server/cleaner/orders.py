@@ -2,7 +2,7 @@
 
 A request becomes an order with a ticket; its answer is the report that carries the ticket. A writer
 that dies in between is told again, since every such order may be repeated. Runs in the node. Owns
-the tickets, and knows nothing of who asks or why.
+the tickets, and does not know the callers and their reasons.
 """
 
 from __future__ import annotations

@@ -81,7 +81,7 @@ class Authorization:
                 return reply
 
     def _disk(self, endpoint: GatewayEndpoint, disk: list[int]) -> list[int]:
-        """Its level, which answers to batches tell anyhow; in bytes for who describes the node."""
+        """Its level, which answers to batches tell; in bytes for clients that describe the node."""
         told = self.guard.allows(endpoint.principal, Operation.describe, Kind.cluster, CLUSTER)
         return disk if told else [*disk[:1], *[0] * len(disk[1:])]
 

@@ -53,7 +53,7 @@ class Events:
         self._cancelled = 0
 
     def watch(self, fd: int, handler: Callable[[], None]) -> None:
-        """Call `handler` whenever `fd` is readable, instead of who was called so far."""
+        """Call `handler` whenever `fd` is readable, instead of the handler before."""
         self._handlers[fd] = handler
         with contextlib.suppress(FileExistsError):
             self._epoll.register(fd, select.EPOLLIN)

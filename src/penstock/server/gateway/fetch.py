@@ -72,7 +72,7 @@ MayKnow = Callable[[str, bytes], bool]
 @dataclass(frozen=True, slots=True)
 class FetchLimits:
     """`payload_bytes`: what one `Fetched` is filled up to (and passed by less than a batch).
-    `fresh_bytes`: what comes at once for who was idle. `round_bytes`: sent in one round.
+    `fresh_bytes`: bytes that come at once after an idle time. `round_bytes`: sent in one round.
     `connection_bytes`: under way to one connection's cursors without `More`; each of its endpoints
     may have one payload under way beyond that. `principal_bytes`: the same of all connections of a
     principal. `files_max`: segments open at a time.

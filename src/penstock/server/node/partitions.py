@@ -1,7 +1,7 @@
 """Partitions as they live: opened and closed through their writers.
 
     opening --PartitionOpened--> open        opening --PartitionFailed--> failed
-    open --PartitionOffline--> offline: open for who reads, and takes nothing
+    open --PartitionOffline--> offline: open for readers, and takes nothing
        ^------- its writer died, or the settings changed -------'
     any --topic deleted, or no replica is here any more--> closing --PartitionClosed--> gone
 

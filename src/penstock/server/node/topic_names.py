@@ -1,4 +1,4 @@
-"""Topics by id, for who does not keep the catalogue: read from topics.json when it changes."""
+"""Topics by id, for processes without the catalogue: read from topics.json when it changes."""
 
 from __future__ import annotations
 

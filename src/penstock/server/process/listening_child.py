@@ -53,7 +53,7 @@ class ListeningChild(ChildProcess):
 
     @property
     def _place(self) -> str:
-        """Where it is to listen, for who waits in vain: ` at ...`, or nothing."""
+        """Where it is to listen, for the error of a start that fails: ` at ...`, or nothing."""
         return ""
 
     # --- who waits ---

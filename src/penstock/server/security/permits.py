@@ -78,7 +78,7 @@ class RemotePermits:
         return self._guard.denied(self._principal, Operation.read, topic_id)
 
     def acts_for(self, principal: str) -> bool:
-        # Versions before this one noted no principal: such a member belongs to who asks.
+        # Versions before this one noted no principal: such a member is of the client that asks.
         return principal in ("", self._principal) or self._guard.access.policy.is_open
 
     def __str__(self) -> str:

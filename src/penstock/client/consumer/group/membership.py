@@ -85,7 +85,7 @@ class GroupMembership:
 
     def forget(self) -> None:
         """The coordinator does not know this member: the next request joins as a new one, but not
-        in the place of who may have taken over from it."""
+        in the place of a process that may have taken over from it."""
         self._join = msgspec.structs.replace(self._join, takes_over=False, attempt=_attempt())
         self.ownership = GrantedPartitions(self.group)
         self._session = None
