@@ -6,6 +6,8 @@ Pure: no I/O, no clock, no threads. `SharePartition` is the machine of one group
 
 from __future__ import annotations
 
+from penstock.cluster.shares.arranging import ArrangedGroups as ArrangedGroups
+from penstock.cluster.shares.arranging import ToldHashes as ToldHashes
 from penstock.cluster.shares.done_jobs import AcceptedJobs as AcceptedJobs
 from penstock.cluster.shares.done_jobs import AcceptedLease as AcceptedLease
 from penstock.cluster.shares.done_jobs import TransactedJobs as TransactedJobs
@@ -23,4 +25,5 @@ from penstock.cluster.shares.runs import Run as Run
 from penstock.cluster.shares.runs import Runs as Runs
 from penstock.cluster.shares.share_log import LoggedShare as LoggedShare
 from penstock.cluster.shares.share_log import Place as Place
+from penstock.cluster.shares.state import Arrangement as Arrangement
 from penstock.cluster.shares.state import ShareSnapshot as ShareSnapshot

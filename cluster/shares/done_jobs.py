@@ -63,8 +63,12 @@ class TransactedJobs:
                         "another worker"
                     )
 
-    def done_records(self, done: Sequence[AcceptedJobs]) -> tuple[Record, ...]:
-        """The records that accept jobs which were checked in the same decision: one a partition."""
+    def done_records(
+        self, done: Sequence[AcceptedJobs]
+    ) -> tuple[tuple[Record, ...], frozenset[str]]:
+        """The records that accept jobs which were checked in the same decision, one a partition;
+        and the members that have something to do now."""
+        called: frozenset[str] = frozenset()
         deltas: dict[tuple[str, Place], list[Delta]] = {}
         for group, _, leases in done:
             for place, lease, runs, _ in leases:
@@ -72,13 +76,14 @@ class TransactedJobs:
                 assert machine is not None, "it was checked"
                 found, answer = machine.accept(lease, runs)
                 self._shares.count(group, "accepted", answer.settled)
+                called |= self._shares.called(group, answer.freed)
                 deltas.setdefault((group, place), []).extend(found)
         records = []
         for (group, place), accepted in deltas.items():
             share = self._shares.share(group, place)
             if accepted and share is not None:
                 records.append(share.record_of(tuple(accepted)))
-        return tuple(records)
+        return tuple(records), called
 
     def is_holder(self, group: str, member: str, place: Place, lease: int) -> bool:
         """Whether that member has something to answer for by that lease."""

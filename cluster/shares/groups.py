@@ -309,7 +309,7 @@ class ShareGroups:
             return Decision((), answer)
         self._groups[name].breaker.note(answer.settled * (what == "accepted"), 0)
         more = self._died(now, name, answer.condemned)
-        notify = frozenset() if by is None else self._called(name, answer.settled, by)
+        notify = self.called(name, answer.freed if by is None else answer.settled, by)
         return Decision((share.record_of(deltas), *more), answer, notify)
 
     def _died(self, now: float, name: str, dead: int) -> tuple[Record, ...]:
@@ -449,7 +449,7 @@ class ShareGroups:
                 dead += answer.condemned
         records += self._died(now, name, dead)
         group.counts["returned"] += settled
-        return Decision(tuple(records), settled, self._called(name, settled, member))
+        return Decision(tuple(records), settled, self.called(name, settled, member))
 
     def keep_only(
         self, name: str, member: str, holds: Collection[tuple[Place, int]]
@@ -465,9 +465,9 @@ class ShareGroups:
             if deltas:
                 records.append(share.record_of(deltas))
                 settled += returned
-        return Decision(tuple(records), settled, self._called(name, settled, member))
+        return Decision(tuple(records), settled, self.called(name, settled, member))
 
-    def _called(self, name: str, most: int, but: str = "") -> frozenset[str]:
+    def called(self, name: str, most: int, but: str | None = None) -> frozenset[str]:
         """Members that wait for work, as many as there may be something for."""
         group = self._groups.get(name)
         found: list[str] = []
@@ -506,7 +506,7 @@ class ShareGroups:
                 counts["woken"] += woken.answer
                 counts["timed_out"] += old.answer.settled
                 died[name] += old.answer.condemned
-                notify |= self._called(name, woken.answer + old.answer.settled)
+                notify |= self.called(name, woken.answer + old.answer.settled)
             else:
                 self._plan(name, share, looked=now)
         paused = (each for name, dead in died.items() for each in self._died(now, name, dead))
@@ -531,7 +531,7 @@ class ShareGroups:
         else:
             deltas, _ = share.machine.seek(offset)
             records = [share.record_of(deltas)]
-        return Decision(tuple(records), None, self._called(name, len(group.waiting)))
+        return Decision(tuple(records), None, self.called(name, len(group.waiting)))
 
     def pause(self, now: float, name: str, by: str, reason: str) -> Decision[None]:
         """Nobody gets records of it from now on. One that is paused stays so, as it is."""
@@ -544,7 +544,7 @@ class ShareGroups:
         if self._known(name).pause is None:
             return Decision((), None)
         waiting = len(self._known(name).waiting)
-        return Decision((_paused(name, None),), None, self._called(name, waiting))
+        return Decision((_paused(name, None),), None, self.called(name, waiting))
 
     def _known(self, name: str) -> ShareGroup:
         if (group := self._groups.get(name)) is None:
@@ -582,7 +582,8 @@ class ShareGroups:
 
     def _new_share(self, name: str, group: ShareGroup, place: Place) -> LoggedShare:
         """One that holds nothing yet."""
-        return LoggedShare(name, place, self._uniform, group.policy.limits())
+        policy = group.policy
+        return LoggedShare(name, place, self._uniform, policy.limits(), policy.arrangement())
 
 
 def _paused(name: str, pause: SharePause | None) -> Record:

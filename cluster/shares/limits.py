@@ -35,6 +35,10 @@ class ShareLimits:
     """Blocks of 4,096 offsets in which some record is not done yet. Each takes 40 KB. Where there
     are so many, no further record is delivered before one of them is done."""
 
+    ahead_max: int = 50_000
+    """Records that are begun, have nobody, and of which the keys or tenants are known: so far a
+    group with an order or with turns looks ahead. Each takes up to 150 bytes."""
+
     runs_max: int = 4096
     """Runs of offsets in one request."""
 

@@ -9,6 +9,8 @@ number that is never used again, so a late answer of a former holder is stale an
 | state | event | then |
 |---|---|---|
 | new | `begin` | ready, or skipped where it is no work |
+| new | `tell`: its key or tenant | ready, or behind the one before it of its key |
+| behind | the one before it is final or condemned | ready |
 | ready | `lease` | leased, delivered once more |
 | leased | `accept`, also with a transaction | done |
 | leased | `release`, or `keep_only` without its lease | ready, this delivery does not count |
@@ -27,6 +29,11 @@ Nobody knows which of several records it was. So the records of a worker that is
 one by one, each to a member that has no other. Only a record that ends this member, too, is
 condemned.
 
+In a group with an order a record is behind while another of its key, at a lower offset, is neither
+final nor condemned. So of a key one is leased at a time, the next one only after it, and whatever
+holds that one up holds up the key: a backoff, a due time, a worker that takes long. In a group with
+turns `lease` gives the ready records of the tenants that have the fewest leased (`fairness`).
+
 The shell keeps two rules. It gives an answer, also that of `lease`, only after the coordinator's
 log acknowledged its deltas (in a cluster: committed them). It tells `begin` of offsets that readers
 of committed records see, and of no others. States, words and the numbers of deliveries are
@@ -39,10 +46,28 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Final, Generic, NamedTuple, TypeVar
 
 from penstock.cluster.shares import records as rec
+from penstock.cluster.shares.keys import HASH_BYTES, single_runs
 from penstock.cluster.shares.limits import ShareLimits
-from penstock.cluster.shares.runs import Run, Runs, checked, count, joined, packed, without
-from penstock.cluster.shares.state import FailedDelivery, ShareLease, ShareSnapshot, ShareState
+from penstock.cluster.shares.runs import (
+    OFFSET_MAX,
+    Run,
+    Runs,
+    checked,
+    count,
+    joined,
+    packed,
+    without,
+)
+from penstock.cluster.shares.state import (
+    NOT_ARRANGED,
+    Arrangement,
+    FailedDelivery,
+    ShareLease,
+    ShareSnapshot,
+    ShareState,
+)
 from penstock.cluster.shares.window import (
+    BEHIND,
     CONDEMNED,
     DEAD,
     DELIVERIES_MAX,
@@ -77,11 +102,13 @@ class LeaseGranted(NamedTuple):
 
 class LeaseAnswered(NamedTuple):
     """`stale`: runs that the lease does not hold, so that nothing changed. They were answered for
-    before, or their member was taken for gone."""
+    before, or their member was taken for gone. `freed`: records that are ready now, since the one
+    before them of their key is over."""
 
     settled: int
     stale: Runs
     condemned: int = 0
+    freed: int = 0
 
 
 class SharePartition:
@@ -96,10 +123,13 @@ class SharePartition:
         start: int | ShareSnapshot,
         uniform: Callable[[float, float], float],
         limits: ShareLimits | None = None,
+        arrangement: Arrangement = NOT_ARRANGED,
     ) -> None:
         self.limits = limits or ShareLimits()
         self._state = (
-            ShareState.of(start) if isinstance(start, ShareSnapshot) else ShareState(start)
+            ShareState.of(start)
+            if isinstance(start, ShareSnapshot)
+            else ShareState(start, arrangement)
         )
         self._uniform = uniform
 
@@ -185,6 +215,11 @@ class SharePartition:
         is_alone = bool(self._state.suspects)
         if is_alone:
             runs = window.in_state(SUSPECT, 1)
+        elif self._state.turns is not None:
+            runs_max = runs_max or self.limits.runs_max
+            picked = self._state.turns.next_ones(count_max)
+            runs = single_runs(picked)
+            runs = runs if len(runs) <= runs_max else single_runs(picked[:runs_max])
         else:
             runs = window.in_state(READY, count_max)[: runs_max or self.limits.runs_max]
         if not runs:
@@ -229,7 +264,7 @@ class SharePartition:
         """`lease`, which begins with records up to `end` as far as others do not suffice."""
         window = self._state.window
         deltas, granted = self.lease(now_us, member, count_max, runs_max)
-        if self._state.suspects:
+        if self._state.suspects or self._state.arrangement != NOT_ARRANGED:
             return ShareDecision(deltas, granted)
         missing = count_max - (count(granted.runs) if granted else 0)
         upto = min(end, window.frontier + missing, self._begun_max)
@@ -253,7 +288,47 @@ class SharePartition:
     @property
     def is_full(self) -> bool:
         """Whether nothing may be begun before something is done."""
-        return self._begun_max <= self.frontier
+        return min(self._begun_max, self._told_max) <= self.frontier
+
+    @property
+    def _told_max(self) -> int:
+        """How far `tell` may go now."""
+        if self._state.arrangement == NOT_ARRANGED:
+            return OFFSET_MAX
+        ahead = self._state.window.count(READY, SUSPECT, BEHIND)
+        return self.frontier + max(0, self.limits.ahead_max - ahead)
+
+    # --- order and turns ---
+    @property
+    def arrangement(self) -> Arrangement:
+        """What records are given by from the frontier on."""
+        return self._state.arrangement
+
+    def arrange(self, arrangement: Arrangement) -> ShareDecision[None]:
+        """By something else from now on. What was begun before has no order and no tenants."""
+        if arrangement == self.arrangement:
+            return ShareDecision((), None)
+        return ShareDecision((rec.Arranged(*arrangement),), None)
+
+    def tell(self, first: int, keys: bytes, tenants: bytes, end: int) -> ShareDecision[int]:
+        """Records from `first` on have these hashes. Those below `end` may be delivered that were
+        not begun with, as far as there is room. How many those are."""
+        order, fair = self.arrangement
+        parts = [data for wanted, data in ((order, keys), (fair, tenants)) if wanted]
+        sizes = {len(data) for data in parts}
+        if len(sizes) > 1 or any(size % HASH_BYTES for size in sizes):
+            raise ConfigError(
+                f"{len(keys)} and {len(tenants)} bytes of hashes of keys and tenants from offset "
+                f"{first} on: not {HASH_BYTES} for each record"
+            )
+        begun = self.frontier
+        told = first + max(sizes, default=0) // HASH_BYTES
+        upto = min(told, end, self._begun_max, self._told_max)
+        if not first <= begun < upto:
+            return ShareDecision((), 0)
+        part = slice(HASH_BYTES * (begun - first), HASH_BYTES * (upto - first))
+        fresh = rec.Begun(upto, [], keys[part] if order else b"", tenants[part] if fair else b"")
+        return ShareDecision((fresh,), upto - begun)
 
     # --- answering for a lease ---
     def accept(self, lease: int, runs: Iterable[Sequence[int]]) -> ShareDecision[LeaseAnswered]:
@@ -418,7 +493,12 @@ class SharePartition:
         self, lease: int, state: int, held: Runs, stale: Runs, *, uncounted: bool = False
     ) -> ShareDecision[LeaseAnswered]:
         deltas = (rec.Settled(lease, state, packed(held), uncounted),) if held else ()
-        return ShareDecision(deltas, LeaseAnswered(count(held), stale))
+        freed = self._freed(held) if state >= CONDEMNED else 0
+        return ShareDecision(deltas, LeaseAnswered(count(held), stale, freed=freed))
+
+    def _freed(self, over: Runs) -> int:
+        """How many records are ready once these are over."""
+        return 0 if self._state.keys is None else self._state.keys.next_count(over)
 
     def _told(self, now_us: int, lease: int, held: Runs, reason: str) -> tuple[rec.Delta, ...]:
         if not held:

@@ -7,7 +7,12 @@ from typing import Final
 import msgspec
 
 from penstock.cluster.shares.limits import ShareLimits
+from penstock.cluster.shares.state import Arrangement
 from penstock.core.errors import ConfigError
+
+HEADER: Final = "header:"
+"""Before the name of the header that tells the tenant."""
+HEADER_NAME_BYTES_MAX: Final = 200
 
 
 class SharePolicy(msgspec.Struct, frozen=True, array_like=True):
@@ -19,6 +24,8 @@ class SharePolicy(msgspec.Struct, frozen=True, array_like=True):
     start: str = "earliest"
     max_lease: float = 0.0
     dead_share: float = 0.0
+    order: str = ""
+    fair: str = ""
 
     def limits(self) -> ShareLimits:
         """Raises `ConfigError` for what nobody may ask."""
@@ -26,6 +33,7 @@ class SharePolicy(msgspec.Struct, frozen=True, array_like=True):
             raise ConfigError(f"start: {self.start!r} is not 'earliest' or 'latest'")
         if not 0.0 <= self.dead_share < 1.0:
             raise ConfigError(f"dead_share: {self.dead_share!r} is not between 0 (never) and 1")
+        self.arrangement()
         return ShareLimits(
             max_deliveries=self.max_deliveries,
             backoff_min=self.backoff_min,
@@ -33,6 +41,21 @@ class SharePolicy(msgspec.Struct, frozen=True, array_like=True):
             max_lease=self.max_lease,
             runs_max=1000,
         )
+
+    def arrangement(self) -> Arrangement:
+        """What records are given by. With an order of keys each of these has its turn already.
+        Raises `ConfigError`."""
+        if self.order not in ("", "key"):
+            raise ConfigError(f"order: {self.order!r} is not 'key', or nothing")
+        kind, name = self.fair[: len(HEADER)], self.fair[len(HEADER) :].encode()
+        if self.fair not in ("", "key") and not (
+            kind == HEADER and 0 < len(name) <= HEADER_NAME_BYTES_MAX
+        ):
+            raise ConfigError(
+                f"fair: {self.fair!r} is not 'key', or 'header:NAME' with a name of up to "
+                f"{HEADER_NAME_BYTES_MAX} bytes"
+            )
+        return Arrangement(self.order, "" if self.order == self.fair else self.fair)
 
 
 decode_policy: Final = msgspec.msgpack.Decoder(SharePolicy).decode

@@ -13,10 +13,13 @@ import msgspec
 
 class Begun(msgspec.Struct, frozen=True, array_like=True, tag=0):
     """All from the frontier to `end` may be delivered, but `skipped`: markers, aborted records,
-    and what a compaction took."""
+    and what a compaction took. `keys`, `tenants`: their hashes, 8 bytes each, where the group is
+    arranged by them, and nothing is skipped."""
 
     end: int
     skipped: list[int] = []
+    keys: bytes = b""
+    tenants: bytes = b""
 
 
 class Leased(msgspec.Struct, frozen=True, array_like=True, tag=1):
@@ -81,7 +84,17 @@ class Extended(msgspec.Struct, frozen=True, array_like=True, tag=7):
     runs: list[int]
 
 
-Delta: TypeAlias = Begun | Leased | Settled | Postponed | DeliveryFailed | Woken | Sought | Extended
+class Arranged(msgspec.Struct, frozen=True, array_like=True, tag=8):
+    """From the frontier on records are given in this order, and by turns of these tenants; "": not.
+    What was begun before has no order and no tenants."""
+
+    order: str
+    fair: str
+
+
+Delta: TypeAlias = (
+    Begun | Leased | Settled | Postponed | DeliveryFailed | Woken | Sought | Extended | Arranged
+)
 
 _ENCODER: Final = msgspec.msgpack.Encoder()
 _DECODER: Final = msgspec.msgpack.Decoder(list[Delta])

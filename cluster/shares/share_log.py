@@ -25,7 +25,7 @@ from penstock.cluster.decisions import Record
 from penstock.cluster.shares import records as rec
 from penstock.cluster.shares.limits import ShareLimits
 from penstock.cluster.shares.machine import SharePartition
-from penstock.cluster.shares.state import ShareSnapshot
+from penstock.cluster.shares.state import NOT_ARRANGED, Arrangement, ShareSnapshot
 from penstock.core.errors import CorruptBatchError
 
 SNAPSHOT: Final = "share snapshot"
@@ -66,11 +66,19 @@ class LoggedShare:
     """One group in one partition, as its records make it. `machine`: None before a first snapshot
     is whole."""
 
-    def __init__(self, group: str, place: Place, uniform: Uniform, limits: ShareLimits) -> None:
+    def __init__(
+        self,
+        group: str,
+        place: Place,
+        uniform: Uniform,
+        limits: ShareLimits,
+        arrangement: Arrangement = NOT_ARRANGED,
+    ) -> None:
         self.group = group
         self.place = place
         self.machine: SharePartition | None = None
         self.limits = limits
+        self._arrangement = arrangement
         self._uniform = uniform
         self._number = 0
         self._side = 1
@@ -96,7 +104,7 @@ class LoggedShare:
 
     def begin(self, start: int) -> tuple[SharePartition, list[Record]]:
         """The state that begins with this offset, and the records that make it so: a snapshot."""
-        machine = SharePartition(start, self._uniform, self.limits)
+        machine = SharePartition(start, self._uniform, self.limits, self._arrangement)
         return machine, self._snapshot(machine, self._number)
 
     def first_record_of(self, deltas: tuple[rec.Delta, ...]) -> Record:

@@ -8,11 +8,15 @@ from typing import Final, NamedTuple
 import msgspec
 
 from penstock.cluster.shares import records as rec
+from penstock.cluster.shares.fairness import FairTurns
+from penstock.cluster.shares.keys import HashColumn, KeyOrder, hashes_of, single_runs
 from penstock.cluster.shares.runs import Runs, count, joined, unpacked, without
 from penstock.cluster.shares.window import (
+    BEHIND,
     CONDEMNED,
     DEAD,
     FINAL_FIRST,
+    LEASED,
     READY,
     STATES,
     SUSPECT,
@@ -57,8 +61,19 @@ class FailedDelivery(msgspec.Struct, frozen=True, array_like=True):
     reason: str
 
 
+class Arrangement(NamedTuple):
+    """`order`: "key", or "" for none. `fair`: "key" or "header:NAME", or ""."""
+
+    order: str = ""
+    fair: str = ""
+
+
+NOT_ARRANGED: Final = Arrangement()
+
+
 class ShareSnapshot(msgspec.Struct, frozen=True, array_like=True):
-    """All of a state. `blocks`: see `ShareWindow.columns`."""
+    """All of a state. `blocks`: see `ShareWindow.columns`. `keys`, `tenants`: see
+    `HashColumn.columns`."""
 
     frontier: int
     numbers: int
@@ -66,15 +81,19 @@ class ShareSnapshot(msgspec.Struct, frozen=True, array_like=True):
     leases: dict[int, ShareLease]
     waits: list[Postponement]
     failures: dict[int, list[FailedDelivery]]
+    arrangement: Arrangement = NOT_ARRANGED
+    keys: list[tuple[int, bytes]] = []
+    tenants: list[tuple[int, bytes]] = []
 
 
 class ShareState:
     """`numbers`: the last one that a lease or a wait has. `condemned`, `suspects`: how many records
     are. `waits`: a heap, the soonest first; what is not in the window by its number any more waits
-    no longer."""
+    no longer. `keys`, `turns`: where it is arranged by them."""
 
-    def __init__(self, start: int) -> None:
+    def __init__(self, start: int, arrangement: Arrangement = NOT_ARRANGED) -> None:
         self.numbers = 0
+        self.arrangement = arrangement
         self._begin(start)
 
     def _begin(self, start: int) -> None:
@@ -83,17 +102,27 @@ class ShareState:
         self.waits: list[Postponement] = []
         self.failures: dict[int, list[FailedDelivery]] = {}
         self.condemned = self.suspects = 0
+        self._arrange(HashColumn(), HashColumn())
+
+    def _arrange(self, keys: HashColumn, tenants: HashColumn) -> None:
+        """By these hashes of what is in the window."""
+        self.keys = KeyOrder.of(keys) if self.arrangement.order else None
+        self.turns = FairTurns(tenants) if self.arrangement.fair else None
+        if self.turns is not None:
+            self.turns.ready(self.window.in_state(READY, self.window.frontier))
+            self.turns.lease(self.window.in_state(LEASED, self.window.frontier))
 
     @classmethod
     def of(cls, snapshot: ShareSnapshot) -> ShareState:
         """The state that the snapshot was taken of."""
-        made = cls(snapshot.frontier)
+        made = cls(snapshot.frontier, snapshot.arrangement)
         made.numbers = snapshot.numbers
         made.window = ShareWindow.of_columns(snapshot.frontier, snapshot.blocks)
         made.leases, made.failures = dict(snapshot.leases), dict(snapshot.failures)
         made.waits = list(snapshot.waits)
         counts = made.window.counts()
         made.condemned, made.suspects = counts[STATES[CONDEMNED]], counts[STATES[SUSPECT]]
+        made._arrange(HashColumn.of_columns(snapshot.keys), HashColumn.of_columns(snapshot.tenants))
         return made
 
     def snapshot(self) -> ShareSnapshot:
@@ -105,6 +134,9 @@ class ShareState:
             dict(self.leases),
             sorted(self.waits),
             dict(self.failures),
+            self.arrangement,
+            [] if self.keys is None else self.keys.column.columns(),
+            [] if self.turns is None else self.turns.column.columns(),
         )
 
     def due(self, now_us: int) -> list[Postponement]:
@@ -123,12 +155,14 @@ class ShareState:
         window = self.window
         match delta:
             case rec.Begun():
-                window.begin(delta.end, unpacked(delta.skipped))
+                self._begun(delta)
             case rec.Leased():
                 runs = unpacked(delta.runs)
                 self.numbers = max(self.numbers, delta.lease)
                 self.suspects -= count(runs) * delta.is_alone
                 window.lease(runs, delta.lease)
+                if self.turns is not None:
+                    self.turns.lease(runs)
                 self.leases[delta.lease] = ShareLease(
                     delta.member, delta.at_us, runs, count(runs), delta.is_alone
                 )
@@ -144,6 +178,10 @@ class ShareState:
                     window.finish(runs, delta.state)
                     self._forget_failures(runs)
                 self._answered(delta.lease, runs)
+                if delta.state == READY:
+                    self._ready(runs)
+                elif delta.state >= CONDEMNED:
+                    self._over(runs)
             case rec.Postponed():
                 runs = unpacked(delta.runs)
                 self.numbers = max(self.numbers, delta.wait)
@@ -158,10 +196,38 @@ class ShareState:
                 self._extended(delta)
             case rec.Woken():
                 window.put(unpacked(delta.runs), READY)
+                self._ready(unpacked(delta.runs))
                 over = heapq.heappop(self.waits)
                 assert over.number == delta.wait, "waits end in the order of `due`"
             case rec.Sought():
                 self._begin(delta.start)
+            case rec.Arranged():
+                window.put(window.in_state(BEHIND, window.frontier), READY)
+                self.arrangement = Arrangement(delta.order, delta.fair)
+                self._arrange(HashColumn(), HashColumn())
+
+    def _begun(self, delta: rec.Begun) -> None:
+        window, first, skipped = self.window, self.window.frontier, unpacked(delta.skipped)
+        window.begin(delta.end, skipped)
+        behind: Runs = ()
+        if self.keys is not None and delta.keys:
+            behind = single_runs(self.keys.begin(first, hashes_of(delta.keys)))
+            window.put(behind, BEHIND)
+        if self.turns is not None:
+            self.turns.column.put(first, hashes_of(delta.tenants))
+            self.turns.ready(without(without(((first, delta.end),), skipped), behind))
+
+    def _ready(self, runs: Runs) -> None:
+        if self.turns is not None:
+            self.turns.ready(runs)
+
+    def _over(self, runs: Runs) -> None:
+        """They hold nobody back any more: final, or as good as that."""
+        if self.keys is not None and (heads := single_runs(self.keys.end(runs))):
+            self.window.put(heads, READY)
+            self._ready(heads)
+        if self.turns is not None:
+            self.turns.column.take(runs)
 
     def _failed(self, delta: rec.DeliveryFailed) -> None:
         told = FailedDelivery(delta.member, delta.at_us, delta.reason)
@@ -183,6 +249,8 @@ class ShareState:
 
     def _answered(self, lease: int, runs: Runs) -> None:
         if lease:
+            if self.turns is not None:
+                self.turns.end(runs)
             held = self.leases[lease]
             left = held.left - count(runs)
             if left:

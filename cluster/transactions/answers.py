@@ -105,4 +105,6 @@ class JobKeeper(Protocol):
     def check_done(self, done: Sequence[Any]) -> None:
         """Raises StaleGenerationError if one of these leases is not held any more."""
 
-    def done_records(self, done: Sequence[Any]) -> tuple[Record, ...]: ...
+    def done_records(self, done: Sequence[Any]) -> tuple[tuple[Record, ...], frozenset[str]]:
+        """The records that say so, and the members to be told."""
+        ...

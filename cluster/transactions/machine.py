@@ -207,13 +207,14 @@ class TransactionMachine:
             except (StaleGenerationError, UnknownMemberError, GroupError) as error:
                 commit, why, detail = False, rec.STALE, str(error)
         records = [_record(transactional_id, self._ended(known, now, commit, why))]
+        notify: frozenset[str] = frozenset()
         if commit:
             for consumed in offsets:
                 records += self._groups.offset_records(now, consumed.group, consumed.offsets)
-            records += self._shares.done_records(done)
-        return Decision(
-            tuple(records), EndedTransaction(commit, epoch + 1, why, detail), durable=True
-        )
+            accepted, notify = self._shares.done_records(done)
+            records += accepted
+        ended = EndedTransaction(commit, epoch + 1, why, detail)
+        return Decision(tuple(records), ended, notify, durable=True)
 
     def abandon(self, now: float, producer_id: int) -> Decision[None]:
         """Its process died or closed: abort what it has open, after its lane was drained and closed

@@ -271,7 +271,7 @@ class ShareModel:
         names = [job.state for job in left.values()]
         assert self.live.counts() == {
             state: names.count(state)
-            for state in ("ready", "suspect", "waiting", "leased", "condemned")
+            for state in ("ready", "suspect", "waiting", "leased", "condemned", "behind")
         }
         assert self.live.frontier == self.frontier
         assert self.live.floor == min(left, default=self.frontier) >= self.floor

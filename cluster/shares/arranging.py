@@ -1,0 +1,79 @@
+"""Order and turns of share groups: whether a group may have others, and what workers tell of keys.
+
+Owns these questions, and the records of their answers; decides nothing by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from penstock.cluster.decisions import Decision, Record
+from penstock.cluster.shares.groups import ShareGroups
+from penstock.cluster.shares.policy import SharePolicy
+from penstock.cluster.shares.share_log import Place
+from penstock.core.errors import GroupError
+
+ARRANGED_MAX: Final = 500
+"""Partitions that one decision brings to another order."""
+
+
+class ToldHashes(NamedTuple):
+    """Hashes of the keys and tenants of a partition's records from `first` on, as far as `end`."""
+
+    place: Place
+    first: int
+    keys: bytes
+    tenants: bytes
+    end: int
+
+
+class ArrangedGroups:
+    """The part of the share groups that asks what records are given by."""
+
+    def __init__(self, shares: ShareGroups) -> None:
+        self._shares = shares
+
+    def check(self, name: str, policy: SharePolicy, others: int) -> None:
+        """Raises `GroupError` where the group has other members and another order: they tell
+        nothing of keys, or of other ones."""
+        now = self._shares.policy(name)
+        if not others or name not in self._shares.names():
+            return
+        if (now.order, now.fair) != (policy.order, policy.fair):
+            raise GroupError(
+                f"share group {name!r} works with {told_of(now)}, and this worker asks for "
+                f"{told_of(policy)}: {others} other members are there, and all of a group have the "
+                "same. End them first, or take another group"
+            )
+
+    def arrange(self, name: str) -> Decision[bool]:
+        """Brings partitions to what the group asks for, a bounded part of them: whether there may
+        be more."""
+        arrangement, records = self._shares.policy(name).arrangement(), list[Record]()
+        for place, machine in self._shares.partitions(name):
+            deltas, _ = machine.arrange(arrangement)
+            share = self._shares.share(name, place)
+            if deltas and share is not None:
+                records.append(share.record_of(deltas))
+            if len(records) == ARRANGED_MAX:
+                break
+        return Decision(tuple(records), len(records) == ARRANGED_MAX)
+
+    def tell(self, name: str, told: Sequence[ToldHashes]) -> Decision[int]:
+        """Records of which these hashes are known may be delivered. How many are new."""
+        records, begun = list[Record](), 0
+        for place, first, keys, tenants, end in told:
+            share = self._shares.share(name, place)
+            if share is None or share.machine is None:
+                continue
+            deltas, fresh = share.machine.tell(first, keys, tenants, end)
+            if deltas:
+                records.append(share.record_of(deltas))
+                begun += fresh
+        return Decision(tuple(records), begun, self._shares.called(name, begun))
+
+
+def told_of(policy: SharePolicy) -> str:
+    """Its order and turns, as a worker says them."""
+    return f"order={policy.order or None!r}, fair={policy.fair or None!r}"
