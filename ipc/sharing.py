@@ -18,6 +18,10 @@ ENDS_MAX: Final = 500
 """Partitions whose ends one request tells."""
 RUNS_MAX: Final = 1000
 """Runs that all answers of one request name together: a request is one message."""
+HASHES_BYTES_MAX: Final = 8_000
+"""Hashes of keys and tenants, 8 bytes each, that one request tells, of all partitions together."""
+TOLD_MAX: Final = 32
+"""Partitions whose hashes one request tells."""
 HELD_MAX: Final = 500
 """Leases that a member holds at once."""
 REASON_MAX: Final = 1000
@@ -30,6 +34,7 @@ Offset = Annotated[int, msgspec.Meta(ge=0, lt=(1 << 63) - 1)]
 TopicId = Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
 Number = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
 Runs = Annotated[list[tuple[int, int]], msgspec.Meta(max_length=RUNS_MAX)]
+Hashes = Annotated[bytes, msgspec.Meta(max_length=HASHES_BYTES_MAX)]
 Reason = Annotated[str, msgspec.Meta(max_length=REASON_MAX)]
 
 
@@ -37,7 +42,8 @@ class ShareSettings(msgspec.Struct, frozen=True, array_like=True):
     """How a share group delivers. `start`: where it begins with a partition, "earliest" or
     "latest". `max_lease`: what a worker has for a record without asking for more time. Seconds; 0
     deliveries, a lease of 0: no end. `dead_share`: the group is paused once more than this part of
-    the records that end become dead letters; 0: never."""
+    the records that end become dead letters; 0: never. `order`: "key", or "" for none; `fair`:
+    "key", "header:NAME", or "": the same of all members."""
 
     max_deliveries: int = 5
     backoff_min: float = 1.0
@@ -45,15 +51,22 @@ class ShareSettings(msgspec.Struct, frozen=True, array_like=True):
     start: str = "earliest"
     max_lease: float = 0.0
     dead_share: float = 0.0
+    order: Annotated[str, msgspec.Meta(max_length=20)] = ""
+    fair: Annotated[str, msgspec.Meta(max_length=300)] = ""
 
 
 class PartitionEnds(msgspec.Struct, frozen=True, array_like=True):
-    """The range that readers of committed records may read, as the member knows it."""
+    """The range that readers of committed records may read, as the member knows it. In a group with
+    an order or turns: `keys` and `tenants` of the records from `first` on, 8 bytes of hash each, 0
+    where there is none; nothing begins of which they are not told."""
 
     topic_id: TopicId
     partition: Number
     start: Offset
     end: Offset
+    first: Offset = 0
+    keys: Hashes = b""
+    tenants: Hashes = b""
 
 
 class FailedRuns(msgspec.Struct, frozen=True, array_like=True):
@@ -224,7 +237,7 @@ class RecordsAcquired(msgspec.Struct, frozen=True, tag="records_acquired"):
 
 class SharePartitionInfo(msgspec.Struct, frozen=True, array_like=True):
     """All below `floor` is final, all from `frontier` on is new. Numbers of records. `ready_from`:
-    the first offset that is ready; -1: none."""
+    the first offset that is ready; -1: none. `behind`: of a key that others have, or that waits."""
 
     topic: str
     topic_id: bytes
@@ -238,6 +251,7 @@ class SharePartitionInfo(msgspec.Struct, frozen=True, array_like=True):
     condemned: int
     next_due_us: int = 0
     ready_from: int = -1
+    behind: int = 0
 
 
 class PauseInfo(msgspec.Struct, frozen=True, array_like=True):

@@ -301,11 +301,11 @@ class SharePartition:
     # --- order and turns ---
     @property
     def arrangement(self) -> Arrangement:
-        """What records are given by from the frontier on."""
+        """Order and turns of the records from the frontier on."""
         return self._state.arrangement
 
     def arrange(self, arrangement: Arrangement) -> ShareDecision[None]:
-        """By something else from now on. What was begun before has no order and no tenants."""
+        """Another one from now on. Records that were begun before have no order and no tenants."""
         if arrangement == self.arrangement:
             return ShareDecision((), None)
         return ShareDecision((rec.Arranged(*arrangement),), None)

@@ -43,8 +43,8 @@ class SharePolicy(msgspec.Struct, frozen=True, array_like=True):
         )
 
     def arrangement(self) -> Arrangement:
-        """What records are given by. With an order of keys each of these has its turn already.
-        Raises `ConfigError`."""
+        """Order and turns. With an order of keys each of these has its turn already. Raises
+        `ConfigError`."""
         if self.order not in ("", "key"):
             raise ConfigError(f"order: {self.order!r} is not 'key', or nothing")
         kind, name = self.fair[: len(HEADER)], self.fair[len(HEADER) :].encode()

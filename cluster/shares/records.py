@@ -85,8 +85,8 @@ class Extended(msgspec.Struct, frozen=True, array_like=True, tag=7):
 
 
 class Arranged(msgspec.Struct, frozen=True, array_like=True, tag=8):
-    """From the frontier on records are given in this order, and by turns of these tenants; "": not.
-    What was begun before has no order and no tenants."""
+    """Records from the frontier on are given in this order, and by turns of these tenants; "": not.
+    Those that were begun before have no order and no tenants."""
 
     order: str
     fair: str

@@ -132,7 +132,9 @@ def _drain(seconds: float | None) -> str:
 def _lease(shares: ShareGroupDescription) -> str:
     lease = "" if shares.max_lease is None else f"leases of {shares.max_lease:g} s, "
     dead = "" if shares.dead_share is None else f"paused above {shares.dead_share:.0%} dead, "
-    return lease + dead
+    order = "" if shares.order is None else f"in order of each {shares.order}, "
+    fair = "" if shares.fair is None else f"turns by {shares.fair}, "
+    return lease + dead + order + fair
 
 
 def _write_share(shares: ShareGroupDescription) -> None:
@@ -153,10 +155,10 @@ def _write_share(shares: ShareGroupDescription) -> None:
     if shares.partitions:
         output.write_columns(
             ["TOPIC", "PARTITION", "FLOOR", "FRONTIER", "END", "READY", "WAITING", "LEASED",
-             "CONDEMNED", "LAG", "NEXT"],
+             "CONDEMNED", "BEHIND", "LAG", "NEXT"],
             [
                 [one.topic, one.partition, one.floor, one.frontier, one.end, one.ready,
-                 one.waiting, one.leased, one.condemned, one.lag,
+                 one.waiting, one.leased, one.condemned, one.behind, one.lag,
                  output.human_age(None if one.next_due is None else max(0, one.next_due - now))]
                 for one in shares.partitions
             ],

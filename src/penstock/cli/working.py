@@ -77,6 +77,12 @@ def work(
         tuple[float, float],
         typer.Option(metavar="FIRST LONGEST", help="Seconds that a failed job waits."),
     ] = (1.0, 300.0),
+    order: Annotated[
+        str, typer.Option(metavar="key", help="Jobs of one key one after the other.")
+    ] = "",
+    fair: Annotated[
+        str, typer.Option(metavar="key|header:NAME", help="Tenants that take turns.")
+    ] = "",
     dead_letters: Annotated[
         str,
         typer.Option(metavar="TOPIC", help="{topic} is the job's; empty: none are written."),
@@ -94,6 +100,8 @@ def work(
         "group": group,
         "max_deliveries": max_deliveries or None,
         "backoff": backoff,
+        "order": order or None,
+        "fair": fair or None,
         "dead_letters": dead_letters or None,
     }
 

@@ -92,6 +92,8 @@ class ShareOptions(TypedDict, total=False):
     start: Literal["earliest", "latest"]
     max_lease: float | None
     dead_share: float | None
+    order: Literal["key"] | None
+    fair: str | None
     max_records: int
     prefetch_bytes: int
     ack_interval: float

@@ -48,6 +48,7 @@ SETTINGS = ms.TopicSettings(
 SEGMENT = ms.CleanedSegment(U64, U64, U64, [(U64, U64, 0xFFFFFFFF)] * SOURCES_MAX)
 
 NUMBER = (1 << 63) - 2
+HASHES = [b"h" * (sh.HASHES_BYTES_MAX // 2 // 250)] * 2
 ENTRY = ac.AccessEntry(NAME, "allow", "describe", "transactional_id", NAME)
 QUOTA = ac.QuotaSetting(NAME, NAME, *[1 << 50] * 4)
 LIMITS = ac.LimitSetting(NAME, 1 << 50, 1 << 50)
@@ -131,10 +132,11 @@ CLIENT = [
     op.DescribeSettings(65_535),
     op.ChangeSettings({f"{NAME}{at}": NUMBER for at in range(op.CHANGES_MAX)}, 65_535),
     sh.AcquireRecords(
-        NAME, NAME, 10_000, [sh.PartitionEnds(ID, 4095, NUMBER, NUMBER)] * 250,
+        NAME, NAME, 10_000, [sh.PartitionEnds(ID, 4095, NUMBER, NUMBER, NUMBER, *HASHES)] * 250,
         [sh.LeaseAnswer(ID, 4095, NUMBER, accepted=[RUN] * (sh.RUNS_MAX // 2),
                         failed=[sh.FailedRuns([RUN] * (sh.RUNS_MAX // 2), "r" * 1000, 1.5)])],
-        sh.ShareSettings(max_lease=60.0), [sh.HeldLease(ID, 4095, NUMBER)] * 250,
+        sh.ShareSettings(max_lease=60.0, fair="header:" + NAME),
+        [sh.HeldLease(ID, 4095, NUMBER)] * 250,
     ),
     sh.BuryRecords(NAME, NAME, ID, 4095, [RUN] * sh.RUNS_MAX),
     sh.SeekShare(NAME, ID, 4095, NUMBER),
@@ -193,7 +195,7 @@ NODE = [
     ),
     sh.ShareDescription(
         sh.ShareSettings(),
-        [sh.SharePartitionInfo(NAME, ID, 4095, 4095, *[NUMBER] * 8)] * 100,
+        [sh.SharePartitionInfo(NAME, ID, 4095, 4095, *[NUMBER] * 9)] * 100,
         {f"{at}{NAME}": NUMBER for at in range(64)}, {NAME: NUMBER}, True,
         sh.PauseInfo(NUMBER, NAME, "r" * sh.REASON_MAX),
     ),

@@ -46,6 +46,7 @@ class SharedPartition:
     waiting: int
     leased: int
     condemned: int
+    behind: int
     lag: int
     next_due: float | None
     ready_seconds: float | None
@@ -74,6 +75,8 @@ class ShareGroupDescription:
     start: str
     max_lease: float | None
     dead_share: float | None
+    order: str | None
+    fair: str | None
     pause: GroupPause | None
     partitions: list[SharedPartition]
     leased: dict[str, int]
@@ -112,6 +115,8 @@ class ShareGroupAdmin:
             settings.start,
             settings.max_lease or None,
             settings.dead_share or None,
+            settings.order or None,
+            settings.fair or None,
             None if pause is None else GroupPause(pause.at_us / 1e6, pause.by, pause.reason),
             partitions,
             dict(answer.leased),
@@ -131,13 +136,14 @@ class ShareGroupAdmin:
         return page if is_its else None
 
     def _lag_of(self, one: sh.SharePartitionInfo) -> int:
-        left = one.ready + one.waiting + one.leased + one.condemned
+        left = one.ready + one.waiting + one.leased + one.condemned + one.behind
         return left + self._end_of(one) - one.frontier
 
     def _partition(self, one: sh.SharePartitionInfo, age: float | None) -> SharedPartition:
         return SharedPartition(
             one.topic, one.partition, one.floor, one.frontier, self._end_of(one),
-            one.ready, one.waiting, one.leased, one.condemned, self._lag_of(one),
+            one.ready, one.waiting, one.leased, one.condemned, one.behind,
+            self._lag_of(one),
             one.next_due_us / 1e6 if one.next_due_us else None, age,
         )  # fmt: skip
 

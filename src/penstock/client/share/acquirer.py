@@ -126,6 +126,8 @@ class Acquirer:
             yield from self.burying()
         if now >= self._topics_at or self._lease_reader.is_gone():
             yield from self._finding(now)
+        if wanted:
+            self._lease_reader.look_ahead()
         lacking = wanted - len(queue) - self._leases.unread
         is_due = self.is_due(now)
         # A member that has answered for all its jobs may get those that are tried one by one.

@@ -29,6 +29,7 @@ from penstock.client.share.exchange import ShareExchange
 from penstock.client.share.jobs import Job
 from penstock.client.share.lease_reader import LeaseReader
 from penstock.client.share.leases import OpenLeases
+from penstock.client.share.look_ahead import LookAhead
 from penstock.client.share.options import (
     check_share_options,
     dead_letter_topics,
@@ -63,6 +64,11 @@ class ShareConsumer(Closing, api_hints.Elsewhere):
         dead_share: the group is paused, until an operator resumes it, once more than this part of
             the records that end within a minute become dead letters; None: never. These five are
             the group's: the worker that joined last tells them.
+        order: "key": of one key one job at a time is worked on, in the order of the log; None: no
+            order.
+        fair: who comes first where there are more jobs than workers: the tenant, by "key" or
+            "header:NAME", with the fewest jobs under way; None: the lowest offset. These two are
+            the same of all workers of a group: one that says otherwise is refused.
         max_records: records that a poll brings without a number of its own, at most; a loop asks
             for what it works off in a tenth of a second, up to as many.
         prefetch_bytes: what is read ahead of the worker, in bytes (and at least a batch).
@@ -87,6 +93,8 @@ class ShareConsumer(Closing, api_hints.Elsewhere):
         start: str = "earliest",
         max_lease: float | None = None,
         dead_share: float | None = None,
+        order: str | None = None,
+        fair: str | None = None,
         max_records: int = 500,
         prefetch_bytes: int = 4 << 20,
         ack_interval: float = 0.005,
@@ -100,7 +108,9 @@ class ShareConsumer(Closing, api_hints.Elsewhere):
         topics = check_share_options(
             group, topics, max_records, prefetch_bytes, ack_interval, session_timeout
         )
-        settings = share_settings(max_deliveries, backoff, start, max_lease, dead_share)
+        settings = share_settings(
+            max_deliveries, backoff, start, max_lease, dead_share, order, fair
+        )
         letters_to = dead_letter_topics(dead_letters, topics)
         self.group = group
         self._max_records = max_records
@@ -119,7 +129,10 @@ class ShareConsumer(Closing, api_hints.Elsewhere):
         join = co.JoinGroup(group, "", topics, None, "shared", session_timeout=session_timeout)
         self._member = GroupMembership(self._reader, join, timeout)
         self._leases = OpenLeases(group, self._counts, lambda: self._member.member_id)
-        self._lease_reader = LeaseReader(self._reader, self._leases, self._counts, prefetch_bytes)
+        self._lease_reader = LeaseReader(
+            self._reader, self._leases, self._counts, prefetch_bytes,
+            LookAhead(settings, prefetch_bytes),
+        )  # fmt: skip
         exchange = ShareExchange(self._reader, self._member, self._leases, settings, timeout)
         self._letters = DeadLetters(
             socket, group, letters_to, client_id, self._counts, self._leases.wake_up

@@ -5,6 +5,9 @@ To read a lease it goes to the lease's offsets, unless it is there. It goes back
 coordinator has answered and no lease of it is to be read. Offsets where a reader of committed
 records finds none (markers, aborted, compacted or deleted records) are answered as done.
 
+In a group with an order or turns it reads on from the frontier, tells keys and tenants of what it
+finds, and keeps that for the leases that come (`look_ahead`).
+
 Owns the cursors' places. Never waits and never asks: it looks again for records that are missing.
 """
 
@@ -36,9 +39,10 @@ from penstock.client.share.leases import (
     merged,
     runs_of,
 )
+from penstock.client.share.look_ahead import LookAhead
 from penstock.cluster.shares.runs import Run, Runs, count, without
 from penstock.core import errors as er
-from penstock.ipc.sharing import PartitionEnds
+from penstock.ipc.sharing import TOLD_MAX, PartitionEnds
 
 logger = logging.getLogger("penstock.consumer")
 
@@ -52,10 +56,16 @@ class LeaseReader:
     """Reader of leased records. `bytes_max`: bound of the bytes read ahead of the worker."""
 
     def __init__(
-        self, reader: GroupReader, leases: OpenLeases, counts: dict[str, int], bytes_max: int
+        self,
+        reader: GroupReader,
+        leases: OpenLeases,
+        counts: dict[str, int],
+        bytes_max: int,
+        ahead: LookAhead,
     ) -> None:
         self._reader = reader
         self._leases = leases
+        self._ahead = ahead
         self._counts = counts
         counts.update(
             skipped=0, expired=0, ttl_expired=0, unreadable=0, deleted=0, records=0, bytes=0,
@@ -63,6 +73,7 @@ class LeaseReader:
         )  # fmt: skip
         self._bytes_max = bytes_max
         self._frontiers: dict[TopicPartition, int] = {}
+        self._turn = 0
         self._bytes_each = 0.0
         self._torn: set[AssignedPartition] = set()
         """Fetches that an interrupt may have torn: what their cursors say counts for nothing,
@@ -77,9 +88,10 @@ class LeaseReader:
 
     def has_work(self) -> bool:
         """Whether a partition has records that nobody has had, as far as is known."""
-        frontiers = self._frontiers
+        frontiers, ahead = self._frontiers, self._ahead
         return any(
-            name not in frontiers or part.end > frontiers[name]
+            name not in frontiers
+            or (ahead.untold(name) > 0 if ahead.is_on else part.end > frontiers[name])
             for name, part in self._reader.partitions.items()
         )
 
@@ -87,6 +99,8 @@ class LeaseReader:
         """The same, or whether leased records may be here by now. Cursors on another host are
         opened by being looked at."""
         came = [part for part in self._reader.partitions.values() if part.has_more]
+        if any(self._ahead.is_at(part.name, part.offset) for part in came):
+            return True
         return (bool(came) and bool(self._leases.unread)) or self.has_work()
 
     def ends(self) -> tuple[list[TopicPartition], list[PartitionEnds]]:
@@ -97,10 +111,72 @@ class LeaseReader:
             if len(ends) == ENDS_PER_REQUEST:
                 break
             frontier, end, start = self._frontiers.get(name), part.end, part.page.log_start
-            if frontier is None or end > frontier:
+            if frontier is None or (end > frontier and not self._ahead.is_on):
                 names.append(name)
                 ends.append(PartitionEnds(part.topic_id, name[1], start, max(start, end)))
+        if self._ahead.is_on and not names:
+            self._tell(names, ends)
         return names, ends
+
+    def _tell(self, names: list[TopicPartition], ends: list[PartitionEnds]) -> None:
+        """Adds partitions of which hashes are known that nobody told; another one is first each
+        time."""
+        partitions = [*self._reader.partitions.items()]
+        self._turn += 1
+        at = self._turn % max(len(partitions), 1)
+        left = self._ahead.told_max
+        for name, part in partitions[at:] + partitions[:at]:
+            if left <= 0 or len(ends) == TOLD_MAX:
+                break
+            if (untold := self._ahead.untold(name)) > 0:
+                told = self._ahead.told(name, left)
+                start = part.page.log_start
+                names.append(name)
+                ends.append(
+                    PartitionEnds(part.topic_id, name[1], start, max(start, part.end), *told)
+                )
+                left -= untold
+
+    def look_ahead(self) -> None:
+        """Reads what is here of partitions where too little is known of what nobody has had."""
+        if not self._ahead.is_on:
+            return
+        unread = {held.name for held in self._leases if held.unread}
+        for name, part in [*self._reader.partitions.items()]:
+            if name in self._frontiers and name not in unread:
+                self._read_on(part, self._ahead.expects(name, self._frontiers[name]))
+
+    def _read_on(self, part: AssignedPartition, at: int) -> None:
+        while self._ahead.wants(part.name) and part.end > at:
+            if part in self._torn:
+                part.forget()
+                part.jump(at)
+            elif part.offset != at:
+                part.jump(at)
+            self._torn.add(part)
+            try:
+                chunks, upto = part.take(None), part.offset
+            except er.PenstockError as error:
+                chunks, upto = [], self._past(part, at, error)
+            if upto > at:
+                self._ahead.came(part.name, chunks, upto)
+            self._torn.discard(part)
+            if upto <= at:
+                return
+            at = upto
+
+    def _past(self, part: AssignedPartition, at: int, error: er.PenstockError) -> int:
+        """Returns where to go on. A record that cannot be read has no key: who is given it says
+        why."""
+        if isinstance(error, er.UnknownTopicError):
+            self.lose(part, error)
+        elif isinstance(error, er.LogTruncatedError):
+            part.jump(at)  # without its epoch: what stands there now is what there is
+        elif isinstance(error, er.OffsetOutOfRangeError):
+            return max(at, part.page.log_start)
+        elif not error.retriable:
+            return at + 1
+        return at
 
     def told(self, names: Sequence[TopicPartition], frontiers: Sequence[int]) -> None:
         """The coordinator says where what nobody has had begins."""
@@ -112,6 +188,7 @@ class LeaseReader:
     def forget(self) -> None:
         """Another node, or another member: all of it is asked again."""
         self._frontiers.clear()
+        self._ahead.forget()
         self.queue.clear()
 
     def room(self, wanted: int) -> int:
@@ -176,6 +253,9 @@ class LeaseReader:
     def _step(self, part: AssignedPartition, held: OpenLease, wanted: int) -> int | None:
         """Reads on in a lease; how many bytes came, None where nothing is here yet."""
         span = held.unread[0]
+        found = self._ahead.take(held.name, span.first, span.end, wanted)
+        if found is not None:
+            return self._took(held, span, *found)
         if part in self._torn:
             part.forget()
             part.jump(span.first)
@@ -185,14 +265,16 @@ class LeaseReader:
         try:
             chunks = part.take(min(wanted, span.end - span.first), self._fetch_bytes(held, span))
         except er.PenstockError as error:
-            found = self._failed(part, held, error)
-            self._torn.discard(part)
-            return found
-        at = min(part.offset, span.end)
-        if at <= span.first:
-            self._torn.discard(part)
-            return None
-        chunks = [cut for chunk in chunks if (cut := _below(chunk, span.end))]
+            size = self._failed(part, held, error)
+        else:
+            at = min(part.offset, span.end)
+            chunks = [cut for chunk in chunks if (cut := _below(chunk, span.end))]
+            size = self._took(held, span, chunks, at) if at > span.first else None
+        self._torn.discard(part)
+        return size
+
+    def _took(self, held: OpenLease, span: UnreadSpan, chunks: list[Chunk], at: int) -> int:
+        """These are the records of the span up to there. How many bytes they have."""
         jobs: list[Job] = []
         for chunk in chunks:
             records = chunk.records()
@@ -213,7 +295,6 @@ class LeaseReader:
             queue = deque(sorted(queue, key=_urgency))
         # In one go, for a Ctrl-C: what was read is in the queue, or is read again.
         held.unread, self.queue = rest, queue
-        self._torn.discard(part)
         return size
 
     def _fetch_bytes(self, held: OpenLease, span: UnreadSpan) -> int:
@@ -286,12 +367,15 @@ class LeaseReader:
         logger.warning("%s: %s", part, why)
         self._counts["deleted"] += 1
         self._leases.forget(part.name)
+        self._ahead.forget(part.name)
         self._reader.drop([part.name])
         self._frontiers.pop(part.name, None)
 
     def _rest(self, name: TopicPartition) -> None:
         """Goes where the next new record is expected."""
         part, frontier = self._reader.partitions.get(name), self._frontiers.get(name)
+        if self._ahead.is_on and frontier is not None:
+            frontier = self._ahead.expects(name, frontier)
         if part is not None and frontier is not None and part.offset != frontier:
             part.jump(frontier)
 

@@ -14,6 +14,7 @@ from penstock.client.validation import (
     check_range,
     check_text,
 )
+from penstock.cluster.shares.policy import HEADER, HEADER_NAME_BYTES_MAX
 from penstock.core.errors import ConfigError
 from penstock.ipc.coordination import NAMES_MAX
 from penstock.ipc.sharing import RECORDS_MAX, ShareSettings
@@ -55,6 +56,8 @@ def share_settings(
     start: str,
     max_lease: float | None,
     dead_share: float | None,
+    order: str | None,
+    fair: str | None,
 ) -> ShareSettings:
     """As the coordinator is told. Raises `ConfigError`, TypeError."""
     if max_deliveries is not None:
@@ -70,10 +73,24 @@ def share_settings(
         check_range("max_lease", max_lease, LEASE_MIN, BACKOFF_MAX)
     if dead_share is not None:
         check_range("dead_share", dead_share, DEAD_SHARE_MIN, 1.0 - DEAD_SHARE_MIN)
+    if order is not None:
+        check_choice("order", order, ("key",))
+    if fair is not None:
+        _check_fair(fair)
     return ShareSettings(
         max_deliveries or 0, float(least), float(most), start, float(max_lease or 0.0),
-        float(dead_share or 0.0),
+        float(dead_share or 0.0), order or "", fair or "",
     )  # fmt: skip
+
+
+def _check_fair(given: str) -> None:
+    check_text("fair", given)
+    name = given.removeprefix(HEADER)
+    if given != "key" and (name == given or not 0 < len(name.encode()) <= HEADER_NAME_BYTES_MAX):
+        raise ConfigError(
+            f"fair={given!r} must be 'key', or 'header:NAME' with the name of a header, of up to "
+            f"{HEADER_NAME_BYTES_MAX} bytes, or None"
+        )
 
 
 def dead_letter_topics(given: object, topics: Sequence[str]) -> dict[str, str] | None:

@@ -50,6 +50,7 @@ class ShareRequests:
     ) -> None:
         self._life = life
         self._shares = life.machines.shares
+        self._arranged = sh.ArrangedGroups(self._shares)
         self._groups = life.machines.groups
         self._members = members
         self._pages = pages
@@ -108,7 +109,10 @@ class ShareRequests:
         if request.settings is not None:
             given = request.settings
             policy = sh.SharePolicy(**msgspec.structs.asdict(given))
+            self._arranged.check(name, policy, self._groups.member_count(name) - 1)
             self._decide(lambda _: self._shares.configure(name, policy))
+            while self._decide(lambda _: self._arranged.arrange(name)):
+                pass
         if request.holds is not None:
             holds = {((it.topic_id, it.partition), it.lease) for it in request.holds}
             self._decide(lambda _: self._shares.keep_only(name, member_id, holds))
@@ -116,6 +120,7 @@ class ShareRequests:
         topics = self._topics_of(client, member)
         ends = [self._ends(client, each) for each in request.ends]
         ends = [each for each in ends if each.place[0] in topics]
+        self._tell(name, request, ends)
         acquired = self._decide(
             lambda now: self._shares.acquire(
                 now, name, member_id, request.records_max, ends, topics
@@ -133,6 +138,19 @@ class ShareRequests:
             int(self._now() * 1e6),
             acquired.is_paused,
         )
+
+    def _tell(
+        self, name: str, request: sharing.AcquireRecords, ends: Sequence[sh.KnownEnds]
+    ) -> None:
+        """Begins with records by the keys and tenants that the worker tells."""
+        upto = {each.place: each.end for each in ends}
+        told = [
+            sh.ToldHashes(place, each.first, each.keys, each.tenants, upto[place])
+            for each in request.ends
+            if (each.keys or each.tenants) and (place := (each.topic_id, each.partition)) in upto
+        ]
+        if told:
+            self._decide(lambda _: self._arranged.tell(name, told))
 
     def _answered(
         self, client: AttachedClient, name: str, member_id: str, answer: sharing.LeaseAnswer
@@ -264,6 +282,7 @@ class ShareRequests:
             counts["ready"] + counts["suspect"], counts["waiting"], counts["leased"],
             counts["condemned"], machine.next_due_us() or 0,
             NONE_READY if (ready := machine.oldest_ready()) is None else ready,
+            counts["behind"],
         )  # fmt: skip
 
     def _decide(self, decide: Callable[[float], Decision[Any]]) -> Any:

@@ -17,7 +17,7 @@ from penstock.server.health.page import Page, labels
 
 SHARED: Final = "shared"
 """The guarantee of its members."""
-STATES: Final = ("ready", "waiting", "leased", "condemned")
+STATES: Final = ("ready", "waiting", "leased", "condemned", "behind")
 
 
 def asked_of(

@@ -1,0 +1,198 @@
+"""Share groups with an order of keys, and with turns of tenants, at a real node."""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+
+import pytest
+from event_loops import run
+
+from penstock import aio
+from penstock.core import errors as er
+from penstock.testing import wait_until
+
+pytestmark = pytest.mark.over_tcp
+
+WITHIN = 25.0
+GROUPS = (f"ordered-{number}" for number in itertools.count())
+
+
+@pytest.fixture
+def client(node):
+    with node.connect() as made:
+        yield made
+
+
+@pytest.fixture
+def topic(node):
+    return node.create_topic()
+
+
+@pytest.fixture
+def work(client, topic):
+    """Makes workers of one group of the test's own."""
+    group = next(GROUPS)
+
+    def make(**options):
+        return client.share_consumer(topic, **{"group": group, "order": "key", **options})
+
+    make.group = group
+    return make
+
+
+def send(client, topic, keys, tenant=None):
+    """A record for each key, whose value is its number."""
+    with client.producer() as producer:
+        for number, key in enumerate(keys):
+            headers = None if tenant is None else {"tenant": tenant(number)}
+            producer.send(topic, b"%d" % number, key=key, headers=headers, partition=0)
+
+
+def all_of(jobs, count, max_records=None):
+    found = []
+
+    def came():
+        found.extend(jobs.poll(max_records, timeout=0.2))
+        return len(found) >= count
+
+    wait_until(came, WITHIN, lambda: f"{len(found)} of {count} jobs, {jobs.metrics()}")
+    return found
+
+
+def numbers(jobs):
+    return [int(job.value) for job in jobs]
+
+
+def test_of_a_key_one_job_is_out_at_a_time_and_others_go_on(client, topic, work):
+    send(client, topic, [b"a", b"a", b"b", None, b"a", None])
+    with work() as one, work() as two:
+        jobs = all_of(one, 4)
+        assert numbers(jobs) == [0, 2, 3, 5]
+        assert two.poll(timeout=0.05) == []
+        first, *others = jobs
+        one.ack_many(others)
+        first.release()
+        one.flush()
+        [again] = all_of(two, 1)
+        assert (again.offset, again.deliveries) == (0, 1), "it was given back, and is first still"
+        again.nack(delay=0.2)
+        two.flush()
+        assert one.poll(timeout=0.05) == [], "its key waits with it"
+        [again] = all_of(one, 1)
+        assert (again.offset, again.deliveries) == (0, 2)
+        again.reject("never")
+        one.flush()
+        [job] = all_of(two, 1)
+        assert job.offset == 1, "what is dead holds nobody up"
+        with client.admin() as admin:
+            told = admin.describe_share_group(work.group)
+            assert (told.order, told.fair, told.partitions[0].behind) == ("key", None, 1)
+        job.ack()
+        two.flush()
+        assert numbers(all_of(one, 1)) == [4]
+
+
+def test_many_jobs_of_few_keys_are_done_by_several_workers_each_key_in_its_order(
+    client, topic, work
+):
+    send(client, topic, [b"%d" % (number * number % 17) for number in range(400)])
+    by_key: dict[bytes, list[int]] = defaultdict(list)
+    with work(ack_interval=0.0) as one, work(ack_interval=0.0, max_records=3) as two:
+        out: set[bytes] = set()
+
+        def step():
+            for worker in (one, two):
+                jobs = worker.poll(timeout=0.02)
+                keys = {job.key for job in jobs}
+                assert len(keys) == len(jobs)
+                assert not keys & out, "of one key one is out"
+                out.update(keys)
+                for job in jobs:
+                    by_key[job.key].append(job.offset)
+                    job.ack()
+                worker.flush()
+                out.difference_update(keys)
+            return sum(map(len, by_key.values())) == 400
+
+        wait_until(step, WITHIN, lambda: f"{by_key} {one.metrics()} {two.metrics()}")
+        assert one.metrics()["stale"] == two.metrics()["stale"] == 0
+    assert all(offsets == sorted(offsets) for offsets in by_key.values())
+
+
+def test_a_key_with_many_jobs_holds_up_no_others_behind_it(client, topic, work):
+    send(client, topic, [b"hot"] * 3000 + [b"%d" % number for number in range(50)])
+    with work(max_records=20) as jobs:
+        found = all_of(jobs, 51)
+        assert numbers(found) == [0, *range(3000, 3050)]
+        assert jobs.poll(timeout=0.05) == []
+
+
+def test_jobs_that_are_done_with_a_transaction_let_the_next_of_their_key_go(client, topic, work):
+    send(client, topic, [b"a", b"a"])
+    with work() as one, work() as two, client.producer(transactional_id=work.group) as producer:
+        jobs = all_of(one, 1)
+        assert two.poll(timeout=0.05) == []
+        with producer.transaction(done=jobs):
+            producer.send(topic, b"9", key=b"out", partition=0)
+        found = all_of(two, 2)
+        assert sorted(numbers(found)) == [1, 9]
+
+
+def test_a_noisy_tenant_holds_up_nobody(client, topic, work):
+    send(client, topic, [None] * 900, lambda number: b"noisy" if number < 880 else b"%d" % number)
+    with work(order=None, fair="header:tenant", max_records=40) as jobs:
+        found: list[int] = []
+        while len(found) < 900:
+            turn = all_of(jobs, 1)
+            jobs.ack_many(turn)
+            found += numbers(turn)
+        last = max(found.index(number) for number in range(880, 900))
+        assert last < 400, f"the last of the others came after {last} jobs"
+        assert sorted(found) == list(range(900))
+
+
+def test_a_worker_that_wants_another_order_is_refused_while_others_are_there(client, work, topic):
+    send(client, topic, [b"a", b"a", b"a"])
+    with work() as one:
+        held = all_of(one, 1)
+        with (
+            work(order=None) as other,
+            pytest.raises(er.GroupError, match="order='key', fair=None"),
+        ):
+            other.poll(timeout=1.0)
+        held[0].ack()
+    with work(order=None) as alone:
+        assert numbers(all_of(alone, 2)) == [1, 2], "without an order"
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"order": "value"}, "order='value'"),
+        ({"fair": "tenant"}, "fair='tenant'"),
+        ({"fair": "header:"}, "header:NAME"),
+        ({"fair": "header:" + "n" * 201}, "200 bytes"),
+    ],
+)
+def test_what_nobody_can_order_by_is_refused(work, options, says):
+    with pytest.raises(er.ConfigError, match=says):
+        work(**options)
+
+
+def test_an_event_loop_gets_its_jobs_in_order_too(node, client, topic, work):
+    send(client, topic, [b"a", b"b", b"a"])
+
+    async def main():
+        async with (
+            await aio.connect(node.url) as loop,
+            await loop.share_consumer(topic, group=work.group, order="key") as jobs,
+        ):
+            found = []
+            async for job in jobs:
+                found.append(job.offset)
+                job.ack()
+                if len(found) == 3:
+                    return found
+
+    assert run(main()) in ([0, 1, 2], [0, 2, 1])
