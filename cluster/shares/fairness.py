@@ -64,10 +64,11 @@ class FairTurns:
                 queue.pop()
             elif offset in queue:
                 queue.remove(offset)
+        for tenant in [tenant for tenant, queue in touched.items() if not queue]:
+            self._ready.pop(tenant, None)
         for tenant, queue in touched.items():
-            if not queue:
-                self._ready.pop(tenant, None)
-            self._queue_up(tenant)
+            if queue:
+                self._queue_up(tenant)
 
     def end(self, runs: Runs) -> None:
         """These are leased no more, whatever they are now."""

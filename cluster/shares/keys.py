@@ -92,12 +92,13 @@ class HashColumn:
 
 
 class KeyOrder:
-    """Heads of keys, and who is behind them."""
+    """Heads of keys, and who is behind them: `count` records."""
 
-    __slots__ = ("_behind", "column")
+    __slots__ = ("_behind", "column", "count")
 
     def __init__(self) -> None:
         self.column = HashColumn()
+        self.count = 0
         self._behind: dict[int, list[int]] = {}
 
     @classmethod
@@ -131,6 +132,7 @@ class KeyOrder:
             self._behind[key] = [offset]
         else:
             queue.append(offset)
+        self.count += 1
         return True
 
     def end(self, runs: Iterable[Run]) -> list[int]:
@@ -144,10 +146,13 @@ class KeyOrder:
                 found.append(queue.pop(0))
             else:
                 del self._behind[key]
+        self.count -= len(found)
         return found
 
     def next_count(self, runs: Iterable[Run]) -> int:
         """How many records become heads once these end."""
+        if not self.count:
+            return 0
         return sum(bool(key and self._behind.get(key)) for key in self.column.of(runs))
 
 

@@ -29,16 +29,22 @@ def topic(node):
     return node.create_topic()
 
 
+class Ordered:
+    """Makes workers of one group."""
+
+    def __init__(self, client, topic):
+        self.client, self.topic = client, topic
+        self.group = next(GROUPS)
+
+    def __call__(self, **options):
+        options = {"group": self.group, "order": "key", **options}
+        return self.client.share_consumer(self.topic, **options)
+
+
 @pytest.fixture
 def work(client, topic):
     """Makes workers of one group of the test's own."""
-    group = next(GROUPS)
-
-    def make(**options):
-        return client.share_consumer(topic, **{"group": group, "order": "key", **options})
-
-    make.group = group
-    return make
+    return Ordered(client, topic)
 
 
 def send(client, topic, keys, tenant=None):
