@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from typing import Any
+from typing import Any, Unpack
 
 import pytest
 from cli_runner import call_cli
@@ -17,11 +17,13 @@ from dead_letter_fixture import bury, came, once
 
 import penstock
 from penstock import aio
+from penstock.client.options import ShareOptions
 from penstock.client.remote.connection import CONNECT_WITHIN
 from penstock.core import errors as er
 from penstock.testing import Cluster, wait_until
 
 WITHIN = 30.0
+KEYS = 60
 pytestmark = [pytest.mark.timeout(180)]
 
 
@@ -350,7 +352,7 @@ def send_while_each_broker_dies(
     share = count // 3
     with client.producer(acks="all", delivery_timeout=WITHIN) as producer:
         for at, value in enumerate(numbers(count)):
-            producer.send(topic, value, partition=at % partitions)
+            producer.send(topic, value, key=b"%d" % (at % KEYS), partition=at % partitions)
             if at % share == share // 2:
                 number = 1 + at // share
                 cluster.kill([number])
@@ -371,11 +373,16 @@ def test_a_member_stays_one_when_a_broker_dies(cluster: Cluster, client: penstoc
 
 
 class Working(threading.Thread):
-    """Works on a share group; `done` has what the coordinator has confirmed."""
+    """Works on a share group; `done` has what the coordinator has confirmed. `got`: everything
+    that the workers of its group got, by key."""
 
-    def __init__(self, client: penstock.Client, topic: str) -> None:
+    def __init__(
+        self, client: penstock.Client, topic: str, got: dict[bytes | None, list[int]],
+        **options: Unpack[ShareOptions],
+    ) -> None:  # fmt: skip
         super().__init__()
-        self._jobs = client.share_consumer(topic, group="working")
+        self._jobs = client.share_consumer(topic, **options)
+        self._got = got
         self._stopping = False
         self.done: list[bytes | None] = []
         self.errors: list[Exception] = []
@@ -386,6 +393,7 @@ class Working(threading.Thread):
             while not self._stopping:
                 batch = self._jobs.poll(40, timeout=0.1)
                 for job in batch:
+                    self._got[job.key].append(job.offset)
                     job.ack()
                 if batch:
                     self._jobs.flush(WITHIN)
@@ -405,12 +413,17 @@ def test_workers_do_each_job_once_when_any_broker_dies(
     """Whichever it is: a worker's home, the coordinator's, or one that leads what it reads."""
     topic = cluster.create_topic(partitions=3)
     count = 900
-    workers = [Working(client, topic) for _ in range(2)]
+    got: dict[bytes | None, list[int]] = defaultdict(list)
+    in_order: dict[bytes | None, list[int]] = defaultdict(list)
+    plain = [Working(client, topic, got, group="working") for _ in range(2)]
+    ordered = [Working(client, topic, in_order, group="ordered", order="key") for _ in range(2)]
+    workers = plain + ordered
     try:
         send_while_each_broker_dies(cluster, client, topic, 3, count)
         wait_until(
             lambda: (
-                sum(len(one.done) for one in workers) >= count or any(one.errors for one in workers)
+                all(sum(len(one.done) for one in two) >= count for two in (plain, ordered))
+                or any(one.errors for one in workers)
             ),
             timeout=WITHIN,
             what=lambda: f"{[len(one.done) for one in workers]} of {count}",
@@ -418,11 +431,15 @@ def test_workers_do_each_job_once_when_any_broker_dies(
     finally:
         for one in workers:
             one.stop()
-    assert [one.errors for one in workers] == [[], []]
-    done = Counter(value for one in workers for value in one.done)
-    assert done == Counter(numbers(count)), "none is lost, and none that was confirmed comes again"
+    assert [one.errors for one in workers] == [[], [], [], []]
+    for two in (plain, ordered):
+        done = Counter(value for one in two for value in one.done)
+        assert done == Counter(numbers(count)), "none is lost, none confirmed comes again"
+    assert len(in_order) == KEYS
+    assert all(offsets == sorted(offsets) for offsets in in_order.values())
     with client.admin() as admin:
         assert admin.describe_share_group("working").lag == 0
+        assert admin.describe_share_group("ordered").lag == 0
 
 
 def test_retries_and_dead_letters_are_kept_when_a_broker_dies(

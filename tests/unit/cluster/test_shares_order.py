@@ -315,7 +315,15 @@ def test_a_noisy_tenant_holds_nobody_up():
     assert queue.lease(3, "eve")[1] == [3, 502, 503], "two of eight's, which has one"
     queue.accept(lease, 1, 2)
     assert queue.lease(1)[1] == [4], "seven has two, as eight has three"
-    queue.decided(queue.live.release(lease, ()))
+
+
+def test_what_a_tenant_has_done_counts_no_more():
+    queue = Queue(FAIR)
+    queue.tell((), [7, 7, 7])
+    lease, offsets = queue.lease()
+    queue.accept(lease, *offsets)
+    queue.tell((), [8, 8, 7])
+    assert queue.lease(2)[1] == [3, 5]
 
 
 def test_it_looks_ahead_as_far_as_its_bound_and_goes_on_as_that_is_worked_off():
