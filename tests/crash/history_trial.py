@@ -66,7 +66,8 @@ LEAST: Final = {"acknowledgements": 1, "reads": 10}
 
 def least_of(scene: Scene) -> Mapping[str, int]:
     """What a trial of a scene comes to at least, on average."""
-    return LEAST | ({"jobs": 10, "kept answers": 1} if SHARED in scene.guarantees else {})
+    shared = {"jobs": 10, "kept answers": 1} if SHARED in scene.guarantees else {}
+    return LEAST | shared | ({"jobs in order": 10} if all(scene.orders) else {})
 
 
 def too_few(

@@ -34,6 +34,8 @@ class Scene:
     connect: dict[str, Any] = field(default_factory=dict)
     producing: dict[str, Any] = field(default_factory=dict)
     """Options that all producers outside of transactions have, whatever the dice say."""
+    orders: tuple[str | None, ...] = (None,)
+    """Of its share group: one of these."""
 
 
 class Roster:
@@ -63,6 +65,7 @@ class Roster:
         self.dead_letters = [f"{prefix}-dead"] if SHARED in scene.guarantees else []
         """Topics of share groups: what cannot be done goes there."""
         self.max_deliveries = rng.choice([None, 3, 5]) if self.dead_letters else None
+        self._order = rng.choice(scene.orders) if self.dead_letters else None
         self.producers: list[Hand] = []
         self.readers: list[Hand] = []
         self.members: dict[str, list[Hand]] = {}
@@ -163,6 +166,7 @@ class Roster:
                 "max_deliveries": self.max_deliveries,
                 "backoff": (0.01, 0.1),
                 "dead_letters": self.dead_letters[0],
+                "order": self._order,
                 "max_records": rng.choice([5, 20, 60]),
                 "ack_interval": rng.choice([0.0, 0.005, 0.05]),
                 "session_timeout": rng.choice([0.3, 1.5]),

@@ -29,7 +29,7 @@ class Workplace:
         stage.tell(
             "hello", role="worker", group=plan["group"], guarantee=plan["guarantee"],
             isolation=plan["isolation"], topics=plan["topics"],
-            max_deliveries=options["max_deliveries"] or 0,
+            max_deliveries=options["max_deliveries"] or 0, order=options["order"] or "",
         )  # fmt: skip
         self.consumer = stage.insist(
             lambda: client.share_consumer(
@@ -42,8 +42,8 @@ class Workplace:
     def take(self, jobs: Sequence[Any]) -> None:
         """They were handed out."""
         if jobs:
-            rows = [[*_name(job)[:3], int(job.value), job._held.number, job.deliveries]
-                    for job in jobs]  # fmt: skip
+            rows = [[*_name(job)[:3], int(job.value), job._held.number, job.deliveries,
+                     job.key and job.key.decode()] for job in jobs]  # fmt: skip
             self.stage.tell("taken", r=rows)
 
     def poll(self) -> None:

@@ -27,8 +27,8 @@ SCENES = {
     "manual": Scene(("manual",), transactors=1, readers=()),
     "at-most-once": Scene(("at-most-once",), transactors=1, readers=()),
     "exactly-once": Scene(("exactly-once",), transactors=1, readers=()),
-    "share": Scene(("shared",), transactors=1, readers=()),
-    "remote share": Scene(("shared",), transactors=1, readers=()),
+    "share": Scene(("shared",), transactors=1, readers=(), orders=(None, "key")),
+    "remote share": Scene(("shared",), transactors=1, readers=(), orders=("key",)),
     "remote": Scene(("exactly-once",), transactors=2, readers=("read_committed",)),
     "killed 20 times": Scene(("exactly-once",), readers=(), kinds=("kill consumer",)),
 }
@@ -183,7 +183,7 @@ def test_crash_history_of_a_share_group(capsys: pytest.CaptureFixture[str], whol
 def test_crash_history_of_remote_workers(
     capsys: pytest.CaptureFixture[str], whole: Tally, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A share group over tcp, with the gateway among the victims."""
+    """A share group over tcp, in the order of keys, with the gateway among the victims."""
     _by_tcp(monkeypatch)
     run_trials("remote share", "test_crash_history_of_remote_workers", capsys, whole, seconds=0)
 

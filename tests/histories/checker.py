@@ -68,6 +68,10 @@ def figures_of(history: History) -> dict[str, int]:
         "transactions": len(history.transactions),
         "commits": len(history.commits) + len(history.claims),
         "jobs": len(history.jobs),
+        "jobs in order": sum(
+            taken.key is not None and bool(history.readers[taken.reader].order)
+            for taken in history.jobs
+        ),
         "kept answers": sum(taken.is_kept for taken in history.jobs),
         "dead letters": len(history.dead),
     }

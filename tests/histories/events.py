@@ -28,9 +28,11 @@ nanoseconds of the machine's monotonic clock. A line is written *before* what it
     drained    after:  the group has nothing left to read; r=[[topic, partition, committed]...], as
                        it was `asked` for then
 
-Workers of share groups say hello with the guarantee "shared" and `max_deliveries` (0: no end).
+Workers of share groups say hello with the guarantee "shared", `max_deliveries` (0: no end) and the
+group's `order`.
 
-    taken      after:  r=[[topic, partition, offset, value, lease, deliveries]...] were handed to it
+    taken      after:  r=[[topic, partition, offset, value, lease, deliveries, key]...] were handed
+                       to it
     answers    before: it answers for r=[[topic, partition, offset, lease]...] by `by`: "ack",
                        "nack", "release" or "reject"
     kept       after:  the coordinator has all answers so far; `late` of those since the last such
@@ -109,6 +111,7 @@ class Reader:
     outputs: frozenset[str]
     """Where a job writes what it makes of `topics`."""
     max_deliveries: int = 0
+    order: str = ""
 
 
 class Commit(NamedTuple):
@@ -181,6 +184,7 @@ class JobTaken:
     """When it answered, or did so a little later."""
     is_kept: bool = False
     """It was told that the coordinator has its answer."""
+    key: str | None = None
 
 
 class Dead(NamedTuple):
@@ -268,6 +272,7 @@ class _Source:
                 frozenset(line.get("topics", ())),
                 frozenset(line.get("outputs", ())),
                 line.get("max_deliveries", 0),
+                line.get("order", ""),
             )
         )
 
@@ -372,7 +377,7 @@ class _Source:
     def _taken(self, line: Mapping[str, Any]) -> None:
         """Each is also a poll of its own: they come in no order."""
         history, time = self._history, line["t"]
-        for topic, number, offset, value, lease, deliveries in line["r"]:
+        for topic, number, offset, value, lease, deliveries, *key in line["r"]:
             place = self._place(topic, number, offset)
             era = len(history.eras)
             history.eras.append(Era(self._reader, place >> OFFSET_BITS, time, time))
@@ -380,6 +385,7 @@ class _Source:
                 1, reader=self._reader, era=era, place=place, value=value, source=NOTHING, time=time
             )
             taken = JobTaken(self._reader, place, lease, deliveries, time)
+            taken.key = key[0] if key else None
             history.jobs.append(taken)
             self._jobs[place, lease] = taken
 

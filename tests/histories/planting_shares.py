@@ -207,6 +207,47 @@ def two_leases_have_one_number(plot: Plot) -> bool:
     return True
 
 
+def _of_one_key(plot: Plot) -> list[tuple[list[Any], list[Any]]]:
+    """In a group with an order, leases of two records of a key, one right after the other."""
+    if not any(hello.get("order") for hello in plot.hellos.values()):
+        return []
+    pairs, before = [], dict[tuple[Any, ...], list[Any]]()
+    for _, row in sorted(_taken(plot), key=lambda each: each[1][4]):
+        key = (*row[:2], row[6])
+        if key in before and before[key][2] != row[2]:
+            pairs.append((before[key], row))
+        before[key] = row
+    return pairs
+
+
+@plants("key out of order", PLANTERS)
+def an_earlier_one_of_its_key_comes_later(plot: Plot) -> bool:
+    found = plot.pick(_of_one_key(plot))
+    if found is None:
+        return False
+    before, after = found
+    _stranger(plot, [*before[:4], after[4] + 1, before[5] + 1, before[6]])
+    return True
+
+
+@plants("keys side by side", PLANTERS)
+def the_next_of_its_key_came_before_it_was_done(plot: Plot) -> bool:
+    found = plot.pick(pair for pair in _of_one_key(plot) if not _is_dead(plot, pair[0]))
+    if found is None:
+        return False
+    next(line for _, line in plot.every("taken") if found[1] in line["r"])["t"] = 1
+    return True
+
+
+@plants("keys side by side", PLANTERS)
+def the_next_of_its_key_came_and_it_was_never_done(plot: Plot) -> bool:
+    found = plot.pick(pair for pair in _of_one_key(plot) if not _is_dead(plot, pair[0]))
+    if found is None:
+        return False
+    _drop_answers(plot, found[0][:3])
+    return True
+
+
 @plants("done and dead", PLANTERS)
 def it_is_done_and_has_a_dead_letter(plot: Plot) -> bool:
     found = plot.pick(row for who, row in _last(plot) if _is_kept(plot, who, row, "ack"))

@@ -11,6 +11,8 @@
     delivered when dead   it was delivered more often than its dead letter tells
     dead without cause    it has a dead letter, was not rejected, and not delivered often enough
     dead without story    its dead letter tells of another record, or not of every failure
+    key out of order      in a group with an order it was leased after a later record of its key
+    keys side by side     the same, before the one before it of its key was over
 
 A lease has a number that grows, so the numbers tell in which order a record's leases were granted,
 whenever a worker that was stopped comes to hand one out. Who dies in between may have had a lease
@@ -43,10 +45,13 @@ class ShareGroups:
         self.facts = facts
         self.topics: dict[str, set[str]] = defaultdict(set)
         self.max_deliveries: dict[str, int] = {}
+        self.ordered: set[str] = set()
         for reader in facts.history.readers:
             if reader.group is not None and reader.guarantee == SHARED:
                 self.topics[reader.group] |= reader.topics
                 self.max_deliveries[reader.group] = reader.max_deliveries
+                if reader.order:
+                    self.ordered.add(reader.group)
         self.leases: dict[str, dict[int, list[JobTaken]]] = {name: {} for name in self.topics}
         for taken in facts.history.jobs:
             group = facts.history.readers[taken.reader].group
@@ -82,7 +87,12 @@ def shares(facts: Facts) -> Iterator[Anomaly]:
         for place, leases in places.items():
             for name, told in _of_record(groups, group, place, leases):
                 cases[name].append(told)
-        for name, told in (*_of_the_end(groups, group), *_of_dead_letters(groups, group)):
+        found = (
+            *_of_the_end(groups, group),
+            *_of_dead_letters(groups, group),
+            *_of_keys(groups, group),
+        )
+        for name, told in found:
             cases[name].append(told)
     for name, all_ in cases.items():
         yield from found_in(name, all_)
@@ -102,6 +112,31 @@ def _of_record(groups: ShareGroups, group: str, place: int, leases: list[JobTake
             yield "done again", told
         elif before.is_kept and before.answered > after.time:
             yield "two holders", told
+
+
+def _of_keys(groups: ShareGroups, group: str) -> Told:
+    """In a group with an order. Whether a record died is known once the group is drained."""
+    if group not in groups.ordered:
+        return
+    by_key: dict[tuple[int, str], list[JobTaken]] = defaultdict(list)
+    for place, leases in groups.leases[group].items():
+        for taken in leases:
+            if taken.key is not None:
+                by_key[place >> OFFSET_BITS, taken.key].append(taken)
+    may_die = groups.max_deliveries[group] > 0 and group not in groups.facts.history.drained
+    for leases in by_key.values():
+        leases.sort(key=lambda taken: taken.lease)
+        for before, after in pairwise(leases):
+            told = groups.tell(group, after.place, after)
+            told += f"; its key {after.key!r}, {groups.tell(group, before.place, before)}"
+            if after.place < before.place:
+                yield "key out of order", told
+            elif after.place > before.place and not (
+                (before.answer in FINAL and before.answered <= after.time)
+                or before.place in groups.dead[group]
+                or may_die
+            ):
+                yield "keys side by side", told
 
 
 def _of_the_end(groups: ShareGroups, group: str) -> Told:

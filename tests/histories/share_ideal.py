@@ -14,6 +14,7 @@ from histories.events import SHARED
 from histories.ideal import Lines, Place, World
 from histories.share_checks import STORY_MAX
 
+KEYS = 3
 ANSWERS = ("ack", "ack", "ack", "ack", "nack", "release", "reject")
 
 
@@ -29,6 +30,16 @@ class Taken(NamedTuple):
     @property
     def name(self) -> list[Any]:
         return [*self.place, self.offset, self.lease]
+
+    @property
+    def row(self) -> list[Any]:
+        return [
+            *self.place, self.offset, self.value, self.lease, self.deliveries, key_of(self.value),
+        ]  # fmt: skip
+
+
+def key_of(value: int) -> str:
+    return f"key-{value % KEYS}"
 
 
 @dataclass(slots=True, eq=False)
@@ -62,6 +73,7 @@ class ShareWorld(World):
         self.groups = []
         self.topics = ("in", "also")
         self.max_deliveries = self.rng.choice([0, 2, 3, 5])
+        self.order = self.rng.choice(["", "key"])
         self.workers: list[Worker] = []
         self.jobs: dict[tuple[Place, int], Job] = {}
         self.leases = dict.fromkeys(self._places(self.topics), 0)
@@ -72,10 +84,15 @@ class ShareWorld(World):
         """What may be had, up to so many records, goes into the worker's queue."""
         for place in self._places(self.topics):
             lease = self.leases[place] = self.leases[place] + 1
+            busy = set[str]()
             for offset, entry in enumerate(self.logs[place][: self.stable(place)]):
                 if entry.value is None or (entry.txn is not None and not entry.txn.committed):
                     continue
                 job = self.jobs.setdefault((place, offset), Job())
+                if self.order and not job.is_over:
+                    if (key := key_of(entry.value)) in busy:
+                        continue
+                    busy.add(key)
                 if most and job.lease is None and not job.is_over:
                     most -= 1
                     job.lease, job.worker = lease, worker
@@ -111,7 +128,7 @@ class ShareWorld(World):
         self.say(
             worker.who, "hello", role="worker", group="s", guarantee=SHARED,
             isolation="read_committed", topics=list(self.topics),
-            max_deliveries=self.max_deliveries,
+            max_deliveries=self.max_deliveries, order=self.order,
         )  # fmt: skip
         self.workers.append(worker)
         return worker
@@ -129,10 +146,7 @@ class ShareWorld(World):
 
     def _hand_out(self, worker: Worker) -> None:
         if worker.queue:
-            self.say(
-                worker.who, "taken",
-                r=[[*t.place, t.offset, t.value, t.lease, t.deliveries] for t in worker.queue],
-            )  # fmt: skip
+            self.say(worker.who, "taken", r=[taken.row for taken in worker.queue])
         worker.held += worker.queue
         worker.queue = []
 
@@ -191,9 +205,11 @@ class ShareWorld(World):
         worker = self.hire()
         everything = 1 << 30
         self._lease(worker, everything)
-        self._hand_out(worker)
-        self._answer(worker, [*worker.held], "ack")
-        self._flush(worker)
+        while worker.queue:
+            self._hand_out(worker)
+            self._answer(worker, [*worker.held], "ack")
+            self._flush(worker)
+            self._lease(worker, everything)
         places = self._places(self.topics)
         self.say("harness", "drained", group="s", r=[[*p, len(self.logs[p])] for p in places])
         letters = [
