@@ -4,28 +4,34 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from import_graph import FLOORS, circles, floor_of, graph, room_of, upward
+import pytest
+from import_graph import FLOORS, Graph, circles, floor_of, graph, room_of, upward
 
 CIRCLES = Path(__file__).with_name("circles.txt")
-EDGES = graph()
 
 
-def test_each_room_has_a_floor():
-    rooms = {room_of(module) for module in EDGES} - {"penstock"}
+@pytest.fixture(scope="module")
+def edges() -> Graph:
+    """Read by one of the processes of a run; each of them reads this file."""
+    return graph()
+
+
+def test_each_room_has_a_floor(edges):
+    rooms = {room_of(module) for module in edges} - {"penstock"}
     assert rooms == {room for rooms in FLOORS for room in rooms}
     assert floor_of("core") == 0
 
 
-def test_no_import_points_up():
+def test_no_import_points_up(edges):
     """What tests use is on the top floor, too: no product module imports a testing one."""
-    assert upward(EDGES) == []
+    assert upward(edges) == []
 
 
-def test_circles_of_files_only_get_fewer():
+def test_circles_of_files_only_get_fewer(edges):
     """Who takes one apart takes its files from the list."""
     listed = CIRCLES.read_text().split()
     assert sorted(set(listed)) == listed
-    assert sorted(module for circle in circles(EDGES) for module in circle) == listed
+    assert sorted(module for circle in circles(edges) for module in circle) == listed
 
 
 def test_a_circle_and_an_arrow_up_are_seen():

@@ -33,7 +33,9 @@ FOUND_BY = {
     "leaders that stay with their logs offline": 24,
     "logs that are not compared by epochs": 2,
     "records that count before they are synced": 30,
-    "followers in the ISR before they have all that counts": 5,
+    "followers in the ISR before all that counts is there": 5,
+    "an ISR that shrinks without the controller": 17,
+    "answers that are taken late and twice": 24,
 }
 """Seeds that found a fault once are tried first; without one, or in vain, all are searched."""
 
