@@ -1,10 +1,11 @@
 """The guarantees under kill -9 and SIGSTOP of clients, writers, gateway and node, judged by their
 histories.
 
-Each trial is a seed. By default each test has seconds (`PENSTOCK_HISTORY_SECONDS`), and
-`PENSTOCK_SEED=n` begins with that seed. `PENSTOCK_CRASH_SEEDS` is a number of trials, which
-the scenes share evenly, rounded up: each has its own piece of the seeds from `PENSTOCK_CRASH_FIRST`
-on, so that a large number can be run in chunks, one beginning where the last one ended.
+Each trial is a seed. By default scenes that can be one are one (`IN_SHORT`), each test has seconds
+(`PENSTOCK_HISTORY_SECONDS`), and `PENSTOCK_SEED=n` begins with that seed. `PENSTOCK_CRASH_SEEDS` is
+a number of trials, which `SCENES` share evenly, rounded up: each has its own piece of the seeds
+from `PENSTOCK_CRASH_FIRST` on, so that a large number can be run in chunks, one beginning where the
+last one ended.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import os
 import random
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 from crash.history_trial import WRITERS, Tally, Trial, check_amounts, least_of, too_few
@@ -32,6 +34,16 @@ SCENES = {
     "remote": Scene(("exactly-once",), transactors=2, readers=("read_committed",)),
     "killed 20 times": Scene(("exactly-once",), readers=(), kinds=("kill consumer",)),
 }
+IN_SHORT = {
+    "all groups": Scene(
+        ("at-least-once", "manual", "at-most-once", "shared"), 1, (), orders=(None, "key")
+    ),
+    "jobs and readers": Scene(("exactly-once",), 2, ("read_committed", "read_uncommitted")),
+    "all remote": Scene(("exactly-once", "shared"), 2, ("read_committed",), orders=("key",)),
+    "killed 20 times": SCENES["killed 20 times"],
+}
+"""Those of `SCENES` beside each other, with all of their guarantees, readers and faults: what they
+wait for is waited for once."""
 SEEDS = int(os.environ.get("PENSTOCK_CRASH_SEEDS", "0"))
 SEEDS_EACH = -(-SEEDS // len(SCENES))
 FIRST = int(os.environ.get("PENSTOCK_CRASH_FIRST") or 0) or seed_of("crash histories")
@@ -65,12 +77,12 @@ def run_trials(
     whole: Tally,
     *,
     rounds: int | None = None,
-    seconds: float = SECONDS,
 ) -> None:
     """As many as there are seeds or seconds for, and at least one; `rounds` are faults of each."""
     first = FIRST + list(SCENES).index(scene) * SEEDS_EACH if SEEDS else FIRST
     last = f" to {first + SEEDS_EACH - 1}" if SEEDS else ""
-    tally, least = Tally(), least_of(SCENES[scene])
+    made_of = (SCENES | IN_SHORT)[scene]
+    tally, least = Tally(), least_of(made_of)
     begun = time.monotonic()
     with capsys.disabled():
         tell(f"\n{test}: seeds from {first}{last}")
@@ -80,14 +92,14 @@ def run_trials(
         def is_over() -> bool:
             if SEEDS:
                 return tally.trials >= SEEDS_EACH
-            if not tally.trials or time.monotonic() - begun < seconds:
+            if not tally.trials or time.monotonic() - begun < SECONDS:
                 return False
             # One trial in which a busy machine let nobody begin says nothing: there are more.
             return tally.trials >= TRIALS_MAX or not too_few(tally.trials, tally.figures, least)
 
         while not is_over():
             seed = first + tally.trials
-            _some_trials(SCENES[scene], seed, test, nursery, tally, rounds, is_over)
+            _some_trials(made_of, seed, test, nursery, tally, rounds, is_over)
             tally.seconds = time.monotonic() - begun
             if SEEDS:
                 with capsys.disabled():
@@ -156,53 +168,23 @@ def _some_trials(
         node.clear(keep=failed)
 
 
-def test_crash_history_of_transactions_and_readers(
-    capsys: pytest.CaptureFixture[str], whole: Tally
+def played() -> Iterator[Any]:
+    """Scenes of their own are for many seeds, and for one that one of them has printed."""
+    for scene in SCENES if SEEDS else SCENES | IN_SHORT:
+        is_long = not SEEDS and scene not in IN_SHORT
+        yield pytest.param(
+            scene, id=scene.replace(" ", "-"), marks=[pytest.mark.slow] if is_long else []
+        )
+
+
+@pytest.mark.parametrize("scene", list(played()))
+def test_crash_history(
+    scene: str, capsys: pytest.CaptureFixture[str], whole: Tally, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    name = "test_crash_history_of_transactions_and_readers"
-    run_trials("transactions", name, capsys, whole)
-
-
-@pytest.mark.parametrize("guarantee", ["at-least-once", "manual", "at-most-once"])
-def test_crash_history_of_a_group(
-    guarantee: str, capsys: pytest.CaptureFixture[str], whole: Tally
-) -> None:
-    run_trials(guarantee, f"test_crash_history_of_a_group[{guarantee}]", capsys, whole)
-
-
-def test_crash_history_of_an_exactly_once_job(
-    capsys: pytest.CaptureFixture[str], whole: Tally
-) -> None:
-    run_trials("exactly-once", "test_crash_history_of_an_exactly_once_job", capsys, whole)
-
-
-def test_crash_history_of_a_share_group(capsys: pytest.CaptureFixture[str], whole: Tally) -> None:
-    run_trials("share", "test_crash_history_of_a_share_group", capsys, whole, seconds=0)
-
-
-def test_crash_history_of_remote_workers(
-    capsys: pytest.CaptureFixture[str], whole: Tally, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A share group over tcp, in the order of keys, with the gateway among the victims."""
-    _by_tcp(monkeypatch)
-    run_trials("remote share", "test_crash_history_of_remote_workers", capsys, whole, seconds=0)
-
-
-def _by_tcp(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PENSTOCK_TEST_TRANSPORT", "tcp")
-    monkeypatch.setenv("PENSTOCK_TRANSPORT", "tcp")
-
-
-def test_crash_history_of_remote_clients(
-    capsys: pytest.CaptureFixture[str], whole: Tally, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Over tcp, with the gateway among the victims. `--transport tcp` runs all scenes so."""
-    _by_tcp(monkeypatch)
-    run_trials("remote", "test_crash_history_of_remote_clients", capsys, whole)
-
-
-def test_crash_history_of_a_job_killed_20_times(
-    capsys: pytest.CaptureFixture[str], whole: Tally
-) -> None:
-    name = "test_crash_history_of_a_job_killed_20_times"
-    run_trials("killed 20 times", name, capsys, whole, rounds=20, seconds=0)
+    """`remote` ones over tcp, with the gateway among the victims; `--transport tcp` runs all so."""
+    if "remote" in scene:
+        monkeypatch.setenv("PENSTOCK_TEST_TRANSPORT", "tcp")
+        monkeypatch.setenv("PENSTOCK_TRANSPORT", "tcp")
+    name = f"test_crash_history[{scene.replace(' ', '-')}]"
+    is_counted = scene.startswith("killed")
+    run_trials(scene, name, capsys, whole, rounds=20 if is_counted else None)
