@@ -22,6 +22,7 @@ from penstock.testing import wait_until
 
 HEAL_TIMEOUT: Final = 30.0
 """Seconds in which whoever lives must be done once the faults are over."""
+ROUNDS_MAX: Final = 80
 PATIENCE: Final = 1.0
 """Seconds that a fault may wait for traffic to come back from the one before."""
 
@@ -83,6 +84,7 @@ class Episode:
         number: int,
         figures: Figures,
         topics: Mapping[str, TopicConfig] | None = None,
+        rounds_max: int = ROUNDS_MAX,
     ) -> None:
         self._node = node
         self._rng = rng = random.Random(seed)
@@ -92,7 +94,7 @@ class Episode:
         prefix = f"e{number}"
         self._topics = topics or some_topics(prefix, rng)
         self._warm_up = f"{prefix}-warm-up"
-        self._rounds = rng.randint(30, 80)
+        self._rounds = min(rng.randint(30, ROUNDS_MAX), rounds_max)
         spared = END_THE_NODE if rng.random() < 1 / 3 else ()
         self._kinds = [kind for kind in WEIGHTS if kind not in spared]
         self._crew = Crew(node, prefix, self._topics, rng, self._note)

@@ -16,7 +16,7 @@ import shutil
 from pathlib import Path
 from typing import Final
 
-from crash.crash_episode import Episode, Figures
+from crash.crash_episode import ROUNDS_MAX, Episode, Figures
 from crash.fault_injection import WRITERS
 from crash.node_under_test import NodeUnderTest
 
@@ -33,8 +33,9 @@ class Broken(AssertionError):
 class Machine:
     """Runs episodes on one data folder. `close` removes it, unless an episode failed."""
 
-    def __init__(self, seed: int, figures: Figures) -> None:
+    def __init__(self, seed: int, figures: Figures, rounds_max: int = ROUNDS_MAX) -> None:
         self.seed = seed
+        self._rounds_max = rounds_max
         self.figures = figures
         self.failed = False
         rng = random.Random(seed)
@@ -51,7 +52,7 @@ class Machine:
     def run_episode(self) -> None:
         """One episode, on a node that is running or started for it."""
         seed = self.seed + self._count
-        episode = Episode(self.node, seed, self._count, self.figures)
+        episode = Episode(self.node, seed, self._count, self.figures, rounds_max=self._rounds_max)
         try:
             if not self.node.is_running:
                 self.node.start()

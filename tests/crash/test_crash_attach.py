@@ -16,9 +16,9 @@ from seeds import seed_of, tell
 from penstock.client.admin.admin import TopicConfig
 from penstock.testing import wait_until
 
-ROUNDS = int(os.environ.get("PENSTOCK_CRASH_ROUNDS", "80"))
+ROUNDS = int(os.environ.get("PENSTOCK_CRASH_ROUNDS", "40"))
 SEED = seed_of("attach rounds")
-WARM_UP = 30
+WARM_UP = 20
 PARTITIONS = 4
 
 

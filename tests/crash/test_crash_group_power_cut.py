@@ -23,7 +23,7 @@ from penstock.client.admin.admin import TopicConfig
 from penstock.client.consumer.group.consumer import GroupConsumer
 from penstock.core.errors import PenstockError
 
-CUTS = max(3, int(os.environ.get("PENSTOCK_CRASH_ROUNDS", "0")) // 100)
+CUTS = max(2, int(os.environ.get("PENSTOCK_CRASH_ROUNDS", "0")) // 100)
 SEED = seed_of("power cuts under groups")
 GUARANTEES = ("at-most-once", "at-least-once")
 HELD = "at-least-once"

@@ -6,13 +6,15 @@ import os
 import time
 
 import pytest
-from crash.crash_episode import Figures
+from crash.crash_episode import ROUNDS_MAX, Figures
 from crash.crash_machine import Machine
 from seeds import seed_of, tell
 
 ROUNDS = int(os.environ.get("PENSTOCK_CRASH_ROUNDS", "0"))
 SECONDS = float(os.environ.get("PENSTOCK_CRASH_SECONDS", "6"))
 SEED = seed_of("crash machine")
+ROUNDS_EACH = ROUNDS_MAX if ROUNDS else 30
+"""Of an episode, at most."""
 MACHINE_EPISODES = 30
 """Episodes on one data folder."""
 
@@ -33,7 +35,7 @@ def test_crash_nothing_accepted_is_lost_or_doubled_and_nobody_hangs(
         return figures.rounds >= ROUNDS if ROUNDS else figures.seconds >= SECONDS
 
     while not is_over():
-        machine = Machine(seed, figures)
+        machine = Machine(seed, figures, ROUNDS_EACH)
         try:
             for _ in range(MACHINE_EPISODES):
                 machine.run_episode()

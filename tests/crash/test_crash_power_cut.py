@@ -23,7 +23,7 @@ from penstock.client.producer.producer import Producer
 from penstock.core.errors import OffsetOutOfRangeError, PenstockError
 from penstock.logcheck import check_partition, find_partitions
 
-CUTS = max(3, int(os.environ.get("PENSTOCK_CRASH_ROUNDS", "0")) // 100)
+CUTS = max(2, int(os.environ.get("PENSTOCK_CRASH_ROUNDS", "0")) // 100)
 SEED = seed_of("power cuts")
 TOPICS = {
     "fsync": (TopicConfig(durability="fsync", segment_bytes=64 << 10), {}),

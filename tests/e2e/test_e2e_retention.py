@@ -22,8 +22,8 @@ from penstock.server.cleaner.retention import CleanedPartition
 
 SEGMENT = 64 << 10
 INTERVAL = "0.05"
-VANISHED = 60
-"""Segments that go beneath a reader: dozens of times what it is behind."""
+VANISHED = 20
+"""Segments that go beneath a reader: many times what it is behind."""
 RUNNING_CLEANER = r"cleaner started: pid (\d+)\n(?!(?s:.)*(cleaner \(pid|cleaner started))"
 
 
