@@ -144,7 +144,8 @@ def test_a_backlog_keeps_its_size_and_every_record_of_it_is_accounted_for(api, t
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("guarantee", ["at-least-once", slow("manual"), slow("at-most-once")])
+@pytest.mark.slow
+@pytest.mark.parametrize("guarantee", ["at-least-once", "manual", "at-most-once"])
 def test_throughput_of_a_group(guarantee, tmp_path, capsys):
     result = run(
         capsys, "throughput", "--size", "256", "--records", "5000", "--partitions", "2",

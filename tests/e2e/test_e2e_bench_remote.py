@@ -42,23 +42,21 @@ def test_throughput_by_tcp_with_a_node_of_its_own(transport, tmp_path, capsys):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_url_of_tcp_is_taken_at_its_word(tmp_path, capsys):
-    with EmbeddedNode(tmp_path / "node", listen=True) as node, node.connect() as client:
-        result = throughput(capsys, "--api", "batch", "--acks", "0", "--bootstrap", node.tcp_url)
+def test_a_url_of_tcp_is_taken_at_its_word_and_a_key_is_shown(tmp_path, capsys):
+    data, key = tmp_path / "node", tmp_path / "bench.json"
+    data.mkdir(mode=0o700)
+    let_in(data, str(key))
+    with EmbeddedNode(data, listen=True) as node, node.connect() as client:
+        result = throughput(
+            capsys, "--api", "batch", "--acks", "0", "--bootstrap", node.tcp_url,
+            "--key-file", str(key),
+        )  # fmt: skip
         # No ring of shared memory was written to, so it was not taken although it is there.
         assert result["durability"] == "appended"
         assert result["cpu_seconds"]["gateway"] >= 0
         assert client.admin().list_topics() == []
     assert result["started_in"] is None
     assert "transport" not in result["options"]
-
-
-def test_a_node_that_wants_a_key_is_shown_one(tmp_path, capsys):
-    data, key = tmp_path / "node", tmp_path / "bench.json"
-    data.mkdir(mode=0o700)
-    let_in(data, str(key))
-    with EmbeddedNode(data, listen=True) as node:
-        throughput(capsys, "--bootstrap", node.tcp_url, "--key-file", str(key))
 
 
 def test_what_is_on_another_host_is_left_out(tmp_path, capsys, monkeypatch):
