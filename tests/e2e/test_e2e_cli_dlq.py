@@ -14,7 +14,7 @@ from keyed_fixture import World
 import penstock
 from penstock.testing import Broker, wait_until
 
-pytestmark = [pytest.mark.over_tcp, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.timeout(120)
 WITHIN = 45.0
 
 
@@ -124,6 +124,7 @@ def slow_replay(node: Broker, client: penstock.Client, topic: str) -> Iterator[R
     assert 0 < len(came(client, topic)) < 2000
 
 
+@pytest.mark.over_tcp
 def test_a_replay_that_is_killed_goes_on_without_loss_or_double(
     node: Broker, client: penstock.Client, topic: str
 ) -> None:
@@ -177,7 +178,6 @@ RIGHTS = (
 )  # fmt: skip
 
 
-@pytest.mark.over_tcp(False)
 def test_each_right_that_the_guide_names_is_needed(world: World) -> None:
     eve, env = str(world.key("eve")), {"PENSTOCK_TRANSPORT": "tcp"}
 
@@ -204,7 +204,6 @@ def test_each_right_that_the_guide_names_is_needed(world: World) -> None:
         assert called("replay", "jobs").code == 4
 
 
-@pytest.mark.over_tcp(False)
 def test_a_namespace_is_enough_for_its_own(world: World) -> None:
     ann = str(world.key("ann", namespace="ann"))
     env = {"PENSTOCK_TRANSPORT": "tcp", "PENSTOCK_KEY": ann}

@@ -16,7 +16,6 @@ from penstock import aio
 from penstock.client.deadletters.choice import LetterChoice
 from penstock.testing import Broker, wait_until
 
-pytestmark = pytest.mark.over_tcp
 WITHIN = 25.0
 
 
@@ -56,6 +55,7 @@ def go(_seconds: float) -> bool:
 
 
 # --- the whole story ------------------------------------------------------------------------------
+@pytest.mark.over_tcp
 def test_a_record_dies_is_sent_again_and_dies_until_the_guard_stops_it(
     client: penstock.Client, topic: str
 ) -> None:
@@ -322,7 +322,6 @@ WRONG: list[tuple[Callable[[Any], object], type[Exception], str]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.over_tcp(False)
 def test_wrong_arguments_are_told(client: penstock.Client, topic: str) -> None:
     bury(client, topic, [b"no number"])
     queue = client.dead_letters(topic)
@@ -334,7 +333,6 @@ def test_wrong_arguments_are_told(client: penstock.Client, topic: str) -> None:
         list(client.dead_letters("nowhere"))
 
 
-@pytest.mark.over_tcp(False)
 def test_a_condition_without_duckdb_says_what_to_install(
     client: penstock.Client, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -344,7 +342,6 @@ def test_a_condition_without_duckdb_says_what_to_install(
         client.dead_letters(topic).replay(where="true")
 
 
-@pytest.mark.over_tcp(False)
 def test_a_topic_beside_it_that_others_use_is_not_taken(node: Broker) -> None:
     topic = node.create_topic()
     node.create_topic(f"{topic}.dlq.replayed", partitions=2)
@@ -396,6 +393,7 @@ def test_a_purge_removes_the_oldest_and_what_was_known_of_them(
 
 
 # --- in an event loop -----------------------------------------------------------------------------
+@pytest.mark.over_tcp
 def test_the_same_from_an_event_loop(node: Broker, client: penstock.Client, topic: str) -> None:
     bury(client, topic, numbers(150))
 

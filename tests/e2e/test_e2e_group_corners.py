@@ -23,8 +23,6 @@ from penstock.ipc import coordination as co
 from penstock.ipc.messages import Done
 from penstock.testing.waiting import wait_until
 
-pytestmark = pytest.mark.over_tcp
-
 
 @pytest.fixture
 def broker(penstock_broker):
@@ -53,7 +51,6 @@ def test_a_loop_that_takes_records_by_another_loop_passes_over_none(node, guaran
 
 
 @pytest.mark.rule(18)
-@pytest.mark.over_tcp(False)
 def test_rule_18_a_seek_into_a_claim_that_is_under_way_brings_nothing_twice(broker):
     topic = broker.create_topic()
 
@@ -83,6 +80,7 @@ def test_rule_18_a_seek_into_a_claim_that_is_under_way_brings_nothing_twice(brok
     assert run(main()) == Counter(range(10))
 
 
+@pytest.mark.over_tcp
 @pytest.mark.rule(7)
 @pytest.mark.parametrize("guarantee", ["at-least-once", "at-most-once"])
 def test_rule_7_a_forked_child_gets_nothing_of_its_parents_loop(node, guarantee):
@@ -219,6 +217,7 @@ def test_a_batch_from_before_a_reset_does_not_move_the_group(node):
             assert offsets(consumer) == list(range(10))
 
 
+@pytest.mark.over_tcp
 @pytest.mark.rule(15)
 @pytest.mark.parametrize("begin", ["latest", "sought", "reset"])
 def test_rule_15_what_is_committed_before_anything_came_has_its_epoch(broker, begin):
@@ -247,6 +246,7 @@ def test_rule_15_what_is_committed_before_anything_came_has_its_epoch(broker, be
         assert caught.value.divergence == 10
 
 
+@pytest.mark.over_tcp
 def test_of_two_with_one_instance_id_the_later_stays_and_the_other_is_told(node):
     topic = node.create_topic()
     options = {"group": "twins", "instance_id": "twin"}
@@ -302,6 +302,7 @@ def test_at_most_once_where_latest_was_is_kept_before_anything_came(node):
             assert offsets(consumer) == list(range(10, 15))
 
 
+@pytest.mark.over_tcp
 @pytest.mark.parametrize("times", [2, 7])
 def test_a_member_that_is_put_out_again_as_soon_as_it_has_joined_goes_on(node, monkeypatch, times):
     """As one that is stopped for too long, again and again: found by the histories."""

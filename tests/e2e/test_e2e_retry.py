@@ -30,8 +30,6 @@ from penstock import (
 )
 from penstock.testing import Broker, drain, produce, wait_until
 
-pytestmark = pytest.mark.over_tcp
-
 FAST = (0.0, 0.02, 0.05)
 
 
@@ -101,6 +99,7 @@ def refuse(record: Record) -> None:
     fail()
 
 
+@pytest.mark.over_tcp
 def test_one_bad_record_among_a_thousand_holds_up_none_and_becomes_a_dead_letter(
     node: Broker, topic: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -321,6 +320,7 @@ def test_the_record_in_hand_comes_again_where_something_else_ends_the_run(
     assert committed(node, topic)[topic] == 3
 
 
+@pytest.mark.over_tcp
 def test_exactly_once_what_a_failed_handler_sent_does_not_count(node: Broker, topic: str) -> None:
     target = node.create_topic()
     produce(node, topic, [b"%d" % n for n in range(200)])
@@ -350,6 +350,7 @@ def test_exactly_once_what_a_failed_handler_sent_does_not_count(node: Broker, to
     assert committed(node, topic)[topic] >= 200  # and markers
 
 
+@pytest.mark.over_tcp
 def test_in_an_event_loop_coroutines_handle_records(node: Broker, topic: str) -> None:
     produce(node, topic, [b"%d" % n for n in range(100)])
     seen: Counter[int] = Counter()
@@ -465,6 +466,7 @@ def outcomes(node: Broker, topic: str, target: str) -> tuple[set[int], set[int]]
     return {int(one.value or b"") for one in done}, {int(one.value or b"") for one in dead}
 
 
+@pytest.mark.over_tcp
 def test_a_process_that_is_killed_loses_no_record_and_no_retry(
     node: Broker, topic: str, tmp_path: Path
 ) -> None:

@@ -14,7 +14,7 @@ from keyed_fixture import World
 import penstock
 from penstock.testing import Broker, wait_until
 
-pytestmark = [pytest.mark.over_tcp, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.timeout(120)
 WITHIN = 45.0
 
 
@@ -69,6 +69,7 @@ def test_a_target_that_is_made_again_gets_all_again(node: Broker) -> None:
         assert read(client, to) == read(client, other) == read(client, topic)
 
 
+@pytest.mark.over_tcp
 def test_a_copy_that_is_killed_goes_on_without_loss_or_double(node: Broker) -> None:
     topic = node.create_topic(partitions=3)
     to = f"{topic}-2"
@@ -86,7 +87,6 @@ def test_a_copy_that_is_killed_goes_on_without_loss_or_double(node: Broker) -> N
         assert read(client, to) == read(client, topic)
 
 
-@pytest.mark.over_tcp(False)
 def test_a_signal_ends_it_between_two_transactions(node: Broker) -> None:
     topic = node.create_topic()
     to = f"{topic}-2"
