@@ -41,7 +41,6 @@ class World:
         folder: Path | None,
         retries: Retries,
         open_lane: Any = None,
-        kind: Any = Outbox,
         **options: Any,
     ) -> None:
         self.chance = chance
@@ -53,7 +52,7 @@ class World:
         self.finished: list[Batch] = []
         self.sent: list[Batch] = []
         self.receiver: LaneReceiver | None = None
-        self.outbox = kind(
+        self.outbox = Outbox(
             Path("/nowhere"), level="appended", idempotent=True, delivery_timeout=1e6,
             open_lane=open_lane or self._open_lane, finished=self.finished.append, retries=retries,
             **options,

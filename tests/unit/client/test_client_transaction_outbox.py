@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import random
 import time
+from pathlib import Path
 
 import pytest
 from lane_bytes import MANY
 from outbox_fixture import World
 
 from penstock.client.backoff import Retries
-from penstock.client.transactions.sender import TransactionalOutbox
+from penstock.client.producer.routes import PartitionRoute
+from penstock.client.transactions.gate import TransactionGate
 from penstock.core import header as hd
 from penstock.core.errors import ErrorCode, TransactionError
 from penstock.ipc import layout as lo
@@ -20,20 +22,28 @@ from penstock.ipc.lane import Ack
 class Transaction(World):
     """`wants`: how often partitions were asked for."""
 
-    outbox: TransactionalOutbox
-
     def __init__(self) -> None:
         self.wants = 0
-        super().__init__(
-            random.Random(7), None, Retries(1e-9, 1e-9), kind=TransactionalOutbox, want=self._want
-        )
-        self.outbox.begin(4)
+        self.gate = TransactionGate(Path("/nowhere"), self._want)
+        super().__init__(random.Random(7), None, Retries(1e-9, 1e-9), gate=self.gate)
+        self.begin(4)
+
+    def begin(self, epoch: int) -> None:
+        self.gate.begin(epoch, self.outbox.routes())
+
+    def end(self, error: Exception) -> None:
+        self.gate.end(error)
+        self.outbox.lose_all(error)
 
     def _want(self) -> None:
         self.wants += 1
 
     def register(self) -> None:
-        self.outbox.admitted(self.outbox.take_wanted(1000), self.outbox.epoch)
+        self.admit(self.gate.take_wanted(1000), self.gate.epoch)
+
+    def admit(self, routes: list[PartitionRoute], epoch: int) -> None:
+        for route in self.gate.admit(routes, epoch):
+            self.outbox.pump(route)
 
     def take(self, error: ErrorCode = ErrorCode.NONE) -> list[hd.BatchHeader]:
         """What is in the lane, answered alike."""
@@ -63,14 +73,14 @@ def test_nothing_leaves_for_a_partition_before_it_is_registered(world):
     world.outbox.reap()
     assert world.take() == []
     assert world.wants
-    assert world.outbox.take_wanted(1000) == [world.route]
+    assert world.gate.take_wanted(1000) == [world.route]
     world.post(2)
     world.outbox.reap()
-    assert world.outbox.take_wanted(1000) == []  # asked for once
+    assert world.gate.take_wanted(1000) == []  # asked for once
     assert world.take() == []
-    world.outbox.admitted([world.route], 3)  # an answer for a transaction of before
+    world.admit([world.route], 3)  # an answer for a transaction of before
     assert world.take() == []
-    world.outbox.admitted([world.route], 4)
+    world.admit([world.route], 4)
     heads = world.take()
     assert [head.producer_epoch for head in heads] == [4] * 5
     assert [head.base_sequence for head in heads] == [batch.sequence for batch in world.sent]
@@ -86,8 +96,8 @@ def test_a_registered_partition_is_remembered_until_the_next_transaction(world):
     world.post(1)
     assert len(world.take()) == 1
     world.outbox.reap()
-    world.outbox.end(TransactionError("over"))
-    world.outbox.begin(5)
+    world.end(TransactionError("over"))
+    world.begin(5)
     world.post(1)
     assert world.take() == []
     world.register()
@@ -105,7 +115,7 @@ def test_a_refused_batch_fails_the_transaction_and_nothing_more_leaves(world, co
     world.take(code)
     world.post(1)
     world.outbox.reap()
-    assert isinstance(world.outbox.failure, Exception)
+    assert isinstance(world.gate.failure, Exception)
     world.post(1)
     world.outbox.reap()
     assert "waits" not in world.outcomes()
@@ -128,11 +138,11 @@ def test_late_answers_to_an_aborted_transaction_do_not_touch_the_next(world):
     """Both have batches of the same sequences in the same lane."""
     world.post(3)
     world.register()
-    world.outbox.end(TransactionError("aborted"))
+    world.end(TransactionError("aborted"))
     assert world.outcomes() == ["TransactionError"] * 3
-    assert world.outbox.is_touched  # or an abort whose answer was lost would not be repeated
-    world.outbox.begin(5)
-    assert not world.outbox.is_touched
+    assert world.gate.is_touched  # or an abort whose answer was lost would not be repeated
+    world.begin(5)
+    assert not world.gate.is_touched
     world.post(3)
     world.register()
     taken = world.receiver.frames(128, MANY)
@@ -140,7 +150,7 @@ def test_late_answers_to_an_aborted_transaction_do_not_touch_the_next(world):
     late = [Ack(f.sequence, -1, 5, int(ErrorCode.STALE_PRODUCER_EPOCH), 0) for f in taken[:3]]
     world.receiver.finish(taken[:3], late)
     world.outbox.reap()
-    assert world.outbox.failure is None
+    assert world.gate.failure is None
     assert world.outcomes()[3:] == ["waits"] * 3
     assert len(world.take()) == 3
     world.outbox.reap()
@@ -161,11 +171,11 @@ def test_a_lane_that_is_lost_is_sent_again_in_the_same_epoch(world):
 
 
 def test_without_a_transaction_nothing_leaves(world):
-    world.outbox.end(TransactionError("over"))
+    world.end(TransactionError("over"))
     world.post(1)
     world.outbox.reap()
     assert world.outcomes() == ["TransactionError"]
-    assert world.outbox.take_wanted(10) == []
+    assert world.gate.take_wanted(10) == []
 
 
 def test_what_was_sent_back_is_asked_for_and_also_by_the_next_transaction(world):
@@ -175,9 +185,9 @@ def test_what_was_sent_back_is_asked_for_and_also_by_the_next_transaction(world)
     assert len(world.take(ErrorCode.NOT_LEADER)) == 3
     world.outbox.reap()
     assert world.outcomes() == ["waits"] * 3
-    assert world.outbox.failure is None
-    world.outbox.end(TransactionError("aborted meanwhile"))
-    world.outbox.begin(5)
+    assert world.gate.failure is None
+    world.end(TransactionError("aborted meanwhile"))
+    world.begin(5)
     world.post(3)
     world.register()
     assert world.take() == [], "it is not time to ask yet"
@@ -205,10 +215,10 @@ def test_what_was_sent_back_within_a_transaction_keeps_its_epoch_when_it_expires
         batch.deadline = 0.0
     world.outbox.expire(time.monotonic())
     assert world.outcomes() == ["DeliveryTimeout"] * 3
-    assert isinstance(world.outbox.failure, Exception)
+    assert isinstance(world.gate.failure, Exception)
     assert world.route.epoch == 4
-    world.outbox.end(TransactionError("aborted"))
-    world.outbox.begin(5)
+    world.end(TransactionError("aborted"))
+    world.begin(5)
     world.post(1)
     world.route.ask_at = 0.0
     world.register()

@@ -30,7 +30,7 @@ from penstock.client.producer.record_options import (
 )
 from penstock.client.producer.repair import mend
 from penstock.client.producer.routes import TopicRoutes
-from penstock.client.producer.sender import Finished, Outbox
+from penstock.client.producer.sender import Outbox, SendGate
 from penstock.client.producer.single_record import express
 from penstock.client.producer.state import ProducerState, Terms
 from penstock.client.remote.address import Place
@@ -46,10 +46,12 @@ class SendPolicy(Protocol):
     def terms(self, config: ProducerConfig) -> Terms:
         """Returns the terms of its batches."""
 
-    def outbox(self, state: ProducerState, finished: Finished) -> Outbox:
-        """Returns the outbox of its batches."""
+    def new_gate(self) -> SendGate:
+        """Makes the gate of the outbox."""
 
-    def bind(self, state: ProducerState, outcomes: Outcomes, boxes: Boxes, io: Minder) -> None:
+    def bind(
+        self, state: ProducerState, outcomes: Outcomes, outbox: Outbox, boxes: Boxes, io: Minder
+    ) -> None:
         """Takes the producer's parts, once all of them exist."""
 
     def check_may_send(self) -> None:
@@ -84,17 +86,15 @@ class Pipeline:
         self._lock = state.lock
         self._books = state.books
         self.outcomes = Outcomes(state)
-        finished = self.outcomes.finished
-        self.outbox = (
-            Outbox.of(state, finished) if policy is None else policy.outbox(state, finished)
-        )
+        gate = None if policy is None else policy.new_gate()
+        self.outbox = Outbox.of(state, self.outcomes.finished, gate)
         self.boxes = Boxes(state, self.outcomes, self.outbox)
         self.pressure = Pressure(state, self.outcomes, self.outbox, self.boxes)
         self.io = Minder(state, self.outcomes, self.outbox, self.boxes, self.pressure)
         self.boxes.awaited = self.io
         state.books.mend = partial(mend, state, self.outcomes, self.outbox, self.boxes)
         if policy is not None:
-            policy.bind(state, self.outcomes, self.boxes, self.io)
+            policy.bind(state, self.outcomes, self.outbox, self.boxes, self.io)
 
     def attach(self, first: Callable[[], None]) -> None:
         """Attaches to the node and starts the thread. Calls `first` before that, and does nothing

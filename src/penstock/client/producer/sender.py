@@ -18,7 +18,7 @@ import itertools
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Final, Self
+from typing import Final, Protocol
 
 from penstock.client.backoff import Retries
 from penstock.client.producer import refusals as rf
@@ -44,9 +44,29 @@ OpenLane = Callable[[int], LaneLink | None]
 Finished = Callable[[Batch], None]
 
 
+class SendGate(Protocol):
+    """The rules of an open transaction. An outbox with one asks before batches leave, and gives up
+    all of them once one has failed."""
+
+    def lets(self, route: PartitionRoute) -> bool:
+        """Returns whether batches may leave for a partition now."""
+
+    def adopt(self, routes: Iterable[PartitionRoute]) -> None:
+        """Begins routes that were just learnt."""
+
+    def fail(self, error: Exception) -> None:
+        """Notes that a record failed."""
+
+    def loss(self) -> Exception | None:
+        """Returns the error of all that is not acknowledged, once something has failed."""
+
+    def refusal(self, batch: Batch, code: er.ErrorCode) -> er.PenstockError | None:
+        """Returns the error of a refused batch, where it is not the usual one."""
+
+
 class Outbox:
     """The batches of a producer on their way to lanes, and the settling of their answers. `level`
-    is the durability at which a batch is done."""
+    is the durability at which a batch is done. `gate`: of a producer with transactions."""
 
     def __init__(
         self,
@@ -58,7 +78,9 @@ class Outbox:
         open_lane: OpenLane,
         finished: Finished,
         retries: Retries,
+        gate: SendGate | None = None,
     ) -> None:
+        self._gate = gate
         self._socket = socket
         self.level = level
         self._idempotent = idempotent
@@ -79,7 +101,7 @@ class Outbox:
         self.finishing: Batch | None = None
 
     @classmethod
-    def of(cls, state: ProducerState, finished: Finished, **more: Any) -> Self:
+    def of(cls, state: ProducerState, finished: Finished, gate: SendGate | None) -> Outbox:
         """Makes the outbox of a producer."""
         config, terms = state.config, state.terms
         return cls(
@@ -90,7 +112,7 @@ class Outbox:
             open_lane=state.open_lane,
             finished=finished,
             retries=Retries(config.retry_backoff, config.retry_backoff_max),
-            **more,
+            gate=gate,
         )
 
     def routes(self) -> Iterator[PartitionRoute]:
@@ -153,6 +175,8 @@ class Outbox:
         self._pump_all(sorted(waiting, key=lambda route: route.pending[0].deadline))
 
     def _pump(self, route: PartitionRoute, touched: list[LaneLink]) -> None:
+        if self._gate is not None and not self._gate.lets(route):
+            return
         link = route.link
         if link is None:
             link = route.link = self.links.get(route.writer) or self._try_lane(route.writer)
@@ -253,7 +277,7 @@ class Outbox:
         self._refill(waiting)
         if self.retired:
             self.retired = [route for route in self.retired if not route.is_idle]
-        return moved
+        return self.sweep() or moved
 
     def _settle(self, batch: Batch, ack: Ack) -> None:
         route = batch.route
@@ -317,8 +341,13 @@ class Outbox:
         self._close_gap(route)
 
     def _refused(self, batch: Batch, code: er.ErrorCode) -> None:
-        """Fails a batch that was refused for good; what it poisoned goes again in a new epoch."""
+        """Fails a batch that was refused for good; what it poisoned goes again in a new epoch, but
+        not in a transaction, which has one."""
         route = batch.route
+        if self._gate is not None:
+            route.in_flight.pop(batch, None)
+            self.finish(batch, self._refusal(batch, code))
+            return
         by_cut = route.leader_epoch is not None and batch.leader_epoch > route.leader_epoch
         by_cut = by_cut and code in rf.BY_GAP
         if by_cut or code is er.ErrorCode.POISONED:
@@ -353,7 +382,8 @@ class Outbox:
             self._renew(route)
 
     def _refusal(self, batch: Batch, code: er.ErrorCode) -> er.PenstockError:
-        return rf.refusal(batch.route, self._socket, batch.count, code)
+        own = None if self._gate is None else self._gate.refusal(batch, code)
+        return own or rf.refusal(batch.route, self._socket, batch.count, code)
 
     def _renew(self, route: PartitionRoute) -> None:
         """Numbers pending and later batches from 0 in a new epoch."""
@@ -369,6 +399,9 @@ class Outbox:
     def adopt(self, topic: TopicRoutes) -> None:
         """Routes that were just learnt. Where this producer has sent to before they begin in an
         epoch of their own: the log may remember its sequences."""
+        if self._gate is not None:
+            self._gate.adopt(topic.routes)
+            return
         for route in topic.routes:
             if (route.topic_id, route.partition) in self._epochs:
                 self._next_epoch(route)
@@ -376,6 +409,8 @@ class Outbox:
                 self._epochs[route.topic_id, route.partition] = route.epoch
 
     def _next_epoch(self, route: PartitionRoute) -> None:
+        if self._gate is not None:
+            return  # what would need another epoch has failed
         key = (route.topic_id, route.partition)
         self._epochs[key] = self._epochs.get(key, 0) + 1
         route.begin(self._epochs[key])
@@ -401,6 +436,8 @@ class Outbox:
 
     def finish(self, batch: Batch, error: Exception | None) -> None:
         """Sets the outcome of a batch before `done`, which others read without a lock."""
+        if error is not None:
+            self.fail(error)
         if not batch.done:
             self.finishing = batch
             batch.error = error
@@ -421,7 +458,26 @@ class Outbox:
             route.batches.pop(batch, None)
 
     def fail(self, error: Exception) -> None:
-        """Notes that records never got here. Does nothing for a plain producer."""
+        """Notes that records were lost, or never got here. A transaction fails by it."""
+        if self._gate is not None:
+            self._gate.fail(error)
+
+    def lose_all(self, error: Exception) -> None:
+        """Fails all batches that are not settled."""
+        for route in self.routes():
+            self._lose(route, error)
+
+    def sweep(self) -> bool:
+        """Fails all batches of a transaction that has failed. Returns whether there were any.
+
+        Batches in a lane may still be written. They are never shown, since nobody commits the
+        transaction.
+        """
+        loss = None if self._gate is None or not self.buffered else self._gate.loss()
+        if loss is None:
+            return False
+        self.lose_all(loss)
+        return True
 
     def give_up(self, batch: Batch, error: Exception) -> None:
         """Fails a pending batch that was never in a lane, and so took no sequence (rule 4)."""
@@ -444,6 +500,7 @@ class Outbox:
                 if batch.deadline <= now and not batch.done:
                     timeout, why = self._delivery_timeout, self.why(route)
                     self.finish(batch, rf.unanswered(batch, timeout, why))
+        self.sweep()
 
     def why(self, route: PartitionRoute | None = None) -> str:
         """Says why nothing moves, as far as is known, for messages."""
@@ -501,6 +558,7 @@ class Outbox:
             self._epochs.clear()  # the producer has another id there
         for link in lost:
             link.detach()
+        self.sweep()
 
     def _ask_again(self) -> None:
         """Sends one waiting batch of each idle partition again; its answer brings the partition's

@@ -1,6 +1,6 @@
 """Common part of transactional producers and stages: records under an identity of their own.
 
-Owns how a producer's batches come to be those of a transaction: its sender, its identity, when its
+Owns how a producer's batches come to be those of a transaction: its gate, its identity, when its
 records are welcome. Never begins or ends one.
 """
 
@@ -14,11 +14,12 @@ from penstock.client.producer.accumulator import Boxes
 from penstock.client.producer.callbacks import Outcomes
 from penstock.client.producer.config import ProducerConfig
 from penstock.client.producer.io_thread import Minder
-from penstock.client.producer.sender import Finished
+from penstock.client.producer.sender import Outbox
 from penstock.client.producer.state import ProducerState, Terms
+from penstock.client.remote.address import Place
 from penstock.client.transactions.coordinator_link import CoordinatorLink
+from penstock.client.transactions.gate import TransactionGate
 from penstock.client.transactions.registrar import Registrar
-from penstock.client.transactions.sender import TransactionalOutbox
 from penstock.client.validation import check_choice
 from penstock.core import errors as er
 from penstock.core.header import ATTR_TRANSACTIONAL
@@ -47,10 +48,9 @@ class TransactionPolicy:
     with the producer.
     """
 
-    sender: TransactionalOutbox
-
     def __init__(
         self,
+        socket: Place,
         transactional_id: str,
         identity: Identity,
         link: CoordinatorLink,
@@ -60,6 +60,7 @@ class TransactionPolicy:
         self.identity = identity
         self.link = link
         self._check = check
+        self._socket = socket
 
     def terms(self, config: ProducerConfig) -> Terms:
         return Terms(
@@ -71,18 +72,20 @@ class TransactionPolicy:
             name=self.transactional_id,
         )
 
-    def outbox(self, state: ProducerState, finished: Finished) -> TransactionalOutbox:
-        self.sender = TransactionalOutbox.of(state, finished, want=lambda: self._registrar.want())
-        return self.sender
+    def new_gate(self) -> TransactionGate:
+        self.gate = TransactionGate(self._socket, want=lambda: self._registrar.want())
+        return self.gate
 
-    def bind(self, state: ProducerState, outcomes: Outcomes, boxes: Boxes, io: Minder) -> None:
-        self._outcomes, self._boxes = outcomes, boxes
-        self._registrar = Registrar(state, self.transactional_id, self.link, self.sender, io)
+    def bind(
+        self, state: ProducerState, outcomes: Outcomes, outbox: Outbox, boxes: Boxes, io: Minder
+    ) -> None:
+        self._outcomes, self._outbox, self._boxes = outcomes, outbox, boxes
+        self._registrar = Registrar(state, self.transactional_id, self.link, self.gate, outbox, io)
 
     def check_may_send(self) -> None:
         if self._check is not None:
             self._check()
-        cause = self.sender.failure
+        cause = self.gate.failure
         if cause is not None:
             known = cause if isinstance(cause, er.TransactionError) else None
             raise known or er.TransactionError(
@@ -91,16 +94,18 @@ class TransactionPolicy:
 
     def is_settled(self) -> bool:
         """Whether all that was sent is acknowledged, or a delivery has failed."""
-        return not self.sender.buffered or self.sender.failure is not None
+        return not self._outbox.buffered or self.gate.failure is not None
 
     def begin(self) -> None:
         """Opens a transaction of this identity's epoch (lock held, or nobody else there yet)."""
-        self.sender.begin(self.identity.epoch)
+        assert not self._outbox.buffered, self._outbox.buffered
+        self.gate.begin(self.identity.epoch, self._outbox.routes())
 
     def drop_open(self, error: Exception) -> None:
         """Fail all that is not acknowledged, also in open boxes (lock held)."""
         self._boxes.drop(error)
-        self.sender.end(error)
+        self.gate.end(error)
+        self._outbox.lose_all(error)
         self._outcomes.unseen()  # the error of the transaction tells it
         self._registrar.awake()
 

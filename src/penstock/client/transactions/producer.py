@@ -100,6 +100,7 @@ class TransactionalProducer(Producer):
             )
             self.life = TransactionLife(transactional_id)
             self._transacting = TransactionPolicy(
+                socket,
                 transactional_id,
                 Identity(ready.producer_id, ready.producer_epoch),
                 link,
@@ -238,10 +239,10 @@ class TransactionalProducer(Producer):
     def decide(self, inputs: TransactionInputs) -> None:
         """The last part of a commit, once all is settled: ask for the end, and raise what came of
         it."""
-        state, sender = self._pipeline.state, self._transacting.sender
+        state, gate = self._pipeline.state, self._transacting.gate
         with state.lock:
             state.books.open()
-            consumed, failure = self._consumed, sender.failure
+            consumed, failure = self._consumed, gate.failure
             if failure is None:
                 self.life.settled()
             else:
@@ -254,7 +255,7 @@ class TransactionalProducer(Producer):
                 f"the transaction of {self.transactional_id!r} was aborted, because a record of it "
                 f"was not delivered: {failure}"
             ) from failure
-        if not (any(inputs) or sender.is_touched):
+        if not (any(inputs) or gate.is_touched):
             self._over(committed=True)
             return
         try:
@@ -302,13 +303,13 @@ class TransactionalProducer(Producer):
     def _abort(self, consumed: Consumed | None) -> bool:
         """Ends a transaction that is ABORTING. False if it turns out to be committed: it was asked
         for before, and that had no answer."""
-        state, sender = self._pipeline.state, self._transacting.sender
+        state, gate = self._pipeline.state, self._transacting.gate
         with state.lock:
             state.books.open()
             self._consumed = consumed
             may_count = self._is_asked
-            is_known = self._is_asked or sender.is_touched
-            self._transacting.drop_open(sender.failure or self._gone())
+            is_known = self._is_asked or gate.is_touched
+            self._transacting.drop_open(gate.failure or self._gone())
             state.books.close()
         try:
             committed = is_known and self._end(False, NO_INPUTS).committed
@@ -327,7 +328,7 @@ class TransactionalProducer(Producer):
         if self._outcome is not None:
             return self._outcome  # an interrupt came between it and what follows from it
         who, epoch = self._transacting.identity
-        opened = self._transacting.sender.opened
+        opened = self._transacting.gate.opened
         patience = self.config.delivery_timeout
         request = co.EndTransaction(
             *(self.transactional_id, who, epoch, commit, inputs.offsets),
@@ -365,7 +366,7 @@ class TransactionalProducer(Producer):
         if session.is_clustered:
             return  # what was acknowledged is on all replicas that count
         if session.far is not None and self._transacting.link.attached != self._attached:
-            check_kept(session, self._transacting.sender.sent_to, self.transactional_id, timeout)
+            check_kept(session, self._transacting.gate.sent_to, self.transactional_id, timeout)
 
     def _over(self, *, committed: bool) -> None:
         """The outcome is known."""

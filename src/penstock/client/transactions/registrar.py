@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Final
 
 from penstock.client import threads
 from penstock.client.producer.io_thread import Minder
+from penstock.client.producer.sender import Outbox
 from penstock.client.producer.state import ProducerState
 from penstock.client.transactions.coordinator_link import CoordinatorLink
-from penstock.client.transactions.sender import TransactionalOutbox
+from penstock.client.transactions.gate import TransactionGate
 from penstock.core import errors as er
 from penstock.ipc import coordination as co
 from penstock.ipc import messages as ms
@@ -36,7 +37,8 @@ class Registrar:
         state: ProducerState,
         transactional_id: str,
         link: CoordinatorLink,
-        outbox: TransactionalOutbox,
+        gate: TransactionGate,
+        outbox: Outbox,
         io: Minder,
     ) -> None:
         self._transactional_id = transactional_id
@@ -45,6 +47,7 @@ class Registrar:
         self._books = state.books
         self._lock = state.lock
         self._link = link
+        self._gate = gate
         self._outbox = outbox
         self._io = io
         self._wanted: queue.SimpleQueue[None] = queue.SimpleQueue()
@@ -79,8 +82,8 @@ class Registrar:
             while True:
                 with self._lock:
                     self._books.open()
-                    routes = self._outbox.take_wanted(co.PARTITIONS_MAX)
-                    epoch = self._outbox.epoch
+                    routes = self._gate.take_wanted(co.PARTITIONS_MAX)
+                    epoch = self._gate.epoch
                     self._books.close()
                 if not routes:
                     break
@@ -101,15 +104,16 @@ class Registrar:
             )
             with self._lock:
                 self._books.open()
-                if epoch == self._outbox.epoch:
-                    self._outbox.fail(self._told(routes, error))
+                if epoch == self._gate.epoch:
+                    self._gate.fail(self._told(routes, error))
                     self._outbox.sweep()
                     self.awake()
                 self._books.close()
             return
         with self._lock:
             self._books.open()
-            self._outbox.admitted(routes, epoch)
+            for route in self._gate.admit(routes, epoch):
+                self._outbox.pump(route)
             self.awake()
             self._books.close()
 

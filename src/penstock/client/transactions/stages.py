@@ -93,7 +93,7 @@ class Stage(Producer):
             self._is_whole = False
             self.transactional_id = transactional_id
             identity = Identity(ready.producer_id, ready.producer_epoch)
-            self._transacting = TransactionPolicy(transactional_id, identity, link)
+            self._transacting = TransactionPolicy(socket, transactional_id, identity, link)
             kept = lasting(config, transaction_durability)
             super().__init__(Pipeline(socket, kept, self._transacting))
         except BaseException:
