@@ -88,7 +88,7 @@ class FairTurns:
             self._heap = [(leased.get(it, 0), its[-1], it) for it, its in self._ready.items()]
             heapq.heapify(self._heap)
 
-    # --- whose turn it is ---
+    # --- turns ---
     def next_ones(self, count_max: int) -> list[int]:
         """Offsets to lease now, in their turns. Changes nothing that matters."""
         heap, picked, found = self._heap, dict[int, int](), list[int]()

@@ -171,7 +171,7 @@ class LeaseReader:
         if isinstance(error, er.UnknownTopicError):
             self.lose(part, error)
         elif isinstance(error, er.LogTruncatedError):
-            part.jump(at)  # without its epoch: what stands there now is what there is
+            part.jump(at)  # without its epoch: it takes the records that are there now
         elif isinstance(error, er.OffsetOutOfRangeError):
             return max(at, part.page.log_start)
         elif not error.retriable:

@@ -26,7 +26,7 @@ SHARE_MIN: Final = 64 << 10
 """A piece is made of at least so much work, if it is there."""
 
 
-class Piece(NamedTuple):
+class FetchedPiece(NamedTuple):
     """The next batches, one after the other, of `nbytes` (payload None: only the position moves).
     `work` is their cost, in bytes."""
 
@@ -122,7 +122,7 @@ class Cursor:
         self.out_bytes -= back
         return back
 
-    def read(self, bytes_max: int, share: int, now: float) -> Piece | None:
+    def read(self, bytes_max: int, share: int, now: float) -> FetchedPiece | None:
         """The next piece of up to about `bytes_max` (at least a batch) and about as much work as
         `share`; None where there is none, or its writer is just publishing.
 
@@ -163,7 +163,7 @@ class Cursor:
             self.check()
         return self._piece(found, end, leader_epoch)
 
-    def _piece(self, found: list[Found], end: int, leader_epoch: int) -> Piece | None:
+    def _piece(self, found: list[Found], end: int, leader_epoch: int) -> FetchedPiece | None:
         """Returns the batches that go out, in as few runs of bytes as the segments allow."""
         start, reader, left_out = self.offset, self._reader, self._aborted
         aborted = left_out_bytes = size = 0
@@ -202,7 +202,7 @@ class Cursor:
         if runs:
             payload = runs[0] if len(runs) == 1 else b"".join(runs)
         work = left_out_bytes + size + BATCH_WORK * len(found)
-        return Piece(start, self.offset, aborted, payload, size, work, self._epoch)
+        return FetchedPiece(start, self.offset, aborted, payload, size, work, self._epoch)
 
     def check(self) -> None:
         """Raises `NotLeaderError`, `UnknownTopicError`, `LogTruncatedError`,

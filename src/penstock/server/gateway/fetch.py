@@ -29,7 +29,7 @@ from penstock.core import errors as er
 from penstock.core.header import HEADER_BYTES
 from penstock.ipc import layout as lo
 from penstock.server.gateway.counts import GatewayCounts
-from penstock.server.gateway.cursors import BATCH_WORK, Cursor, OpenFiles, Piece
+from penstock.server.gateway.cursors import BATCH_WORK, Cursor, FetchedPiece, OpenFiles
 from penstock.server.gateway.endpoints import GatewayEndpoint
 from penstock.server.gateway.fetch_session import ConnectionBytes, FetchSession, PrincipalBytes
 from penstock.server.gateway.partition_states import Known
@@ -423,7 +423,9 @@ class FetchHandler:
                 line.make_ready(cursor)
         return taken
 
-    def _read(self, line: FetchSession, cursor: Cursor, now: float, share: int) -> Piece | None:
+    def _read(
+        self, line: FetchSession, cursor: Cursor, now: float, share: int
+    ) -> FetchedPiece | None:
         if now - cursor.allowed_at >= ALLOWED_FOR:
             self._may_read(line.endpoint.principal, cursor.topic)
             cursor.allowed_at = now
@@ -441,7 +443,7 @@ class FetchHandler:
             self._files.touch(cursor)
             return cursor.read(most, share, now)
 
-    def _send(self, line: FetchSession, cursor: Cursor, piece: Piece, now: float) -> bool:
+    def _send(self, line: FetchSession, cursor: Cursor, piece: FetchedPiece, now: float) -> bool:
         endpoint = line.endpoint
         line.spend(cursor, piece.nbytes)
         pages = line.news_of(cursor.page.index)
