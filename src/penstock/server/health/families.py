@@ -91,7 +91,8 @@ FAMILIES: Final = _named({
     "share_group_records": (
         GAUGE, (*_SHARE_GROUP, "state"),
         "Records by what they wait for: a worker (ready; new: nobody had them yet), their time "
-        "(waiting), an answer (leased), their dead letter (condemned).",
+        "(waiting), an answer (leased), their dead letter (condemned), another of their key "
+        "(behind).",
     ),
     "share_group_lag_records": (GAUGE, _SHARE_GROUP, "Records that are not done: all of these."),
     "share_group_oldest_seconds": (
