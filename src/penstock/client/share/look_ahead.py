@@ -36,7 +36,7 @@ class ToldPart(NamedTuple):
 
 
 @dataclass(slots=True, eq=False)
-class Piece:
+class ReadPiece:
     """Offsets `first` to `end`, with the rows of one chunk, which goes when it is evicted; those of
     a gap have none. `columns`: hashes of keys, and of tenants, by rows, which have `offsets`."""
 
@@ -63,14 +63,14 @@ class PartAhead:
 
     frontier: int
     end: int
-    pieces: list[Piece] = field(default_factory=list)
+    pieces: list[ReadPiece] = field(default_factory=list)
 
     def at(self, offset: int) -> int:
         """Which piece has that offset."""
         return bisect_right(self.pieces, offset, key=_first) - 1
 
 
-def _first(piece: Piece) -> int:
+def _first(piece: ReadPiece) -> int:
     return piece.first
 
 
@@ -85,7 +85,7 @@ class LookAhead:
         self._header = name.encode()
         self._bytes_max = bytes_max
         self._parts: dict[TopicPartition, PartAhead] = {}
-        self._kept: deque[Piece] = deque()
+        self._kept: deque[ReadPiece] = deque()
         self._bytes = 0
         columns = self._has_keys + bool(self._header or self._by_key)
         self.told_max = HASHES_BYTES_MAX // HASH_BYTES // max(columns, 1)
@@ -124,19 +124,19 @@ class LookAhead:
         for chunk in chunks:
             first, end = chunk.row_offset(chunk.start), chunk.row_offset(chunk.stop - 1) + 1
             if first > at:
-                pieces.append(Piece(at, first))
+                pieces.append(ReadPiece(at, first))
             keys = key_hashes(chunk) if self._has_keys or self._by_key else None
             tenants = header_hashes(chunk, self._header) if self._header else None
             columns = (keys if self._has_keys else None, keys if self._by_key else tenants)
-            pieces.append(Piece(first, end, chunk, chunk.offsets, columns))
+            pieces.append(ReadPiece(first, end, chunk, chunk.offsets, columns))
             at = end
         if upto > at:
-            pieces.append(Piece(at, upto))
+            pieces.append(ReadPiece(at, upto))
         # In one go, for interrupts: what was not taken in is read again.
         there.pieces, there.end = there.pieces + pieces, max(at, upto)
         self._keep([piece for piece in pieces if piece.chunk is not None])
 
-    def _keep(self, pieces: list[Piece]) -> None:
+    def _keep(self, pieces: list[ReadPiece]) -> None:
         for piece in pieces:
             assert piece.chunk is not None
             self._kept.append(piece)
