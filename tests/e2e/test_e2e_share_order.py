@@ -6,11 +6,12 @@ import itertools
 from collections import defaultdict
 
 import pytest
+from cli_runner import call_cli, run_cli
 from event_loops import run
 
 from penstock import aio
 from penstock.core import errors as er
-from penstock.testing import wait_until
+from penstock.testing import Broker, wait_until
 
 pytestmark = pytest.mark.over_tcp
 
@@ -84,9 +85,8 @@ def test_of_a_key_one_job_is_out_at_a_time_and_others_go_on(client, topic, work)
         assert (again.offset, again.deliveries) == (0, 1), "it was given back, and is first still"
         again.nack(delay=0.2)
         two.flush()
-        assert one.poll(timeout=0.05) == [], "its key waits with it"
         [again] = all_of(one, 1)
-        assert (again.offset, again.deliveries) == (0, 2)
+        assert (again.offset, again.deliveries) == (0, 2), "its key waits with it"
         again.reject("never")
         one.flush()
         [job] = all_of(two, 1)
@@ -166,7 +166,7 @@ def test_a_worker_that_wants_another_order_is_refused_while_others_are_there(cli
             work(order=None) as other,
             pytest.raises(er.GroupError, match="order='key', fair=None"),
         ):
-            other.poll(timeout=1.0)
+            other.poll(timeout=WITHIN)
         held[0].ack()
     with work(order=None) as alone:
         assert numbers(all_of(alone, 2)) == [1, 2], "without an order"
@@ -202,3 +202,66 @@ def test_an_event_loop_gets_its_jobs_in_order_too(node, client, topic, work):
                     return found
 
     assert run(main()) in ([0, 1, 2], [0, 2, 1])
+
+
+def test_what_retention_took_has_no_key_and_holds_up_nobody(client, topic, work):
+    with work() as jobs:
+        assert jobs.poll(timeout=0.05) == [], "the group begins at offset 0"
+    send(client, topic, [b"a"] * 8)
+    client.admin().trim(topic, before=6)
+    with work() as jobs:
+        for offset in (6, 7):
+            [job] = all_of(jobs, 1)
+            assert job.offset == offset
+            job.ack()
+        jobs.flush()
+        assert jobs.metrics()["expired"] == 6
+
+
+def test_a_topic_that_is_made_again_begins_anew(client, topic, work):
+    send(client, topic, [b"a", b"a"])
+    with work() as jobs:
+        assert numbers(all_of(jobs, 1)) == [0]
+        client.admin().delete_topic(topic)
+        client.admin().create_topic(topic)
+        send(client, topic, [b"a", b"b"])
+        assert numbers(all_of(jobs, 2)) == [0, 1]
+
+
+def test_an_operator_sees_the_order(node, client, topic, work):
+    send(client, topic, [b"a", b"a"], lambda _: b"t")
+    options = {"order": "key", "fair": "header:tenant"}
+    with work(**options) as jobs:
+        held = all_of(jobs, 1)
+        told = call_cli("group", "describe", work.group, url=node.url)
+        assert "in order of each key, turns by header:tenant, " in told.lines[1]
+        assert told.lines[2].split()[8:11] == ["CONDEMNED", "BEHIND", "LAG"]
+        assert told.lines[3].split()[8:11] == ["0", "1", "2"]
+        jobs.ack_many(held)
+
+
+@pytest.mark.over_tcp(False)
+def test_a_pool_says_what_its_workers_say(node, topic):
+    options = ("--order", "key", "--fair", "nonsense")
+    ran = run_cli("work", "json:dumps", "-t", topic, "-g", "pool", *options, url=node.url)
+    assert ran.code == 1
+    assert "fair='nonsense' must be 'key'" in ran.err
+
+
+@pytest.mark.over_tcp(False)
+def test_who_is_behind_whom_outlives_the_node():
+    with Broker(writers=1) as broker, broker.connect() as client:
+        topic = broker.create_topic()
+        send(client, topic, [b"a", b"a", b"b"])
+        with client.share_consumer(topic, group="durable", order="key") as jobs:
+            first, other = all_of(jobs, 2)
+            assert (first.offset, other.offset) == (0, 2)
+            other.ack()
+            jobs.flush()
+            broker.kill()
+            broker.start()
+            send(client, topic, [b"c", b"b", b"a"])
+            assert [job.offset for job in all_of(jobs, 2)] == [3, 4]
+            first.ack()
+            assert [job.offset for job in all_of(jobs, 1)] == [1]
+            assert jobs.metrics()["stale"] == 0

@@ -129,5 +129,8 @@ def test_leased_records_are_taken_from_what_was_read_ahead_as_long_as_that_is_ke
     assert taken(ahead, 5, 12, 4) == ([[5, 6, 7], [8]], 9)
     assert ahead.take(NAME, 12, 14, 9) == ([], 14), "no record stands there"
     assert ahead.take(NAME, 14, 20, 9) is None
+    ahead.passed(NAME, 20)
+    assert ahead.take(NAME, 14, 20, 9) is None, "who is given these finds out what is wrong"
+    assert longs(ahead.told(NAME, 99).keys)[-8:] == [0] * 8
     ahead.forget(NAME)
     assert ahead.take(NAME, 5, 12, 9) is None

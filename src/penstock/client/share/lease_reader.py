@@ -157,9 +157,11 @@ class LeaseReader:
             try:
                 chunks, upto = part.take(None), part.offset
             except er.PenstockError as error:
-                chunks, upto = [], self._past(part, at, error)
-            if upto > at:
-                self._ahead.came(part.name, chunks, upto)
+                if (upto := self._past(part, at, error)) > at:
+                    self._ahead.passed(part.name, upto)
+            else:
+                if upto > at:
+                    self._ahead.came(part.name, chunks, upto)
             self._torn.discard(part)
             if upto <= at:
                 return

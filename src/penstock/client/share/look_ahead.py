@@ -25,6 +25,7 @@ from penstock.core.gather import Longs
 from penstock.ipc.sharing import HASHES_BYTES_MAX, ShareSettings
 
 HASH_BYTES: Final = 8
+_NONE: Final = np.empty(0, np.int64)
 
 
 class ToldPart(NamedTuple):
@@ -117,6 +118,11 @@ class LookAhead:
         there = self._parts.get(name)
         return there is not None and there.end == offset
 
+    def passed(self, name: TopicPartition, upto: int) -> None:
+        """Records up to there cannot be read now: who is given them finds out why."""
+        there = self._parts[name]
+        there.pieces, there.end = [*there.pieces, ReadPiece(there.end, upto, None, _NONE)], upto
+
     def came(self, name: TopicPartition, chunks: Sequence[Chunk], upto: int) -> None:
         """These were read of it, up to that offset."""
         there = self._parts[name]
@@ -190,7 +196,7 @@ class LookAhead:
                 break
             if piece.chunk is None:
                 if piece.offsets is not None:
-                    break  # it was evicted
+                    break  # it was evicted, or could not be read
                 first = min(end, piece.end)
                 continue
             columns = piece.chunk.columns
