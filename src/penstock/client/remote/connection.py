@@ -14,7 +14,7 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Final
 
 import msgspec
@@ -121,6 +121,9 @@ class Wire:
         self._socket = socket = context.socket(zmq.DEALER)
         self._monitor: zmq.Socket[bytes] | None = None
         self._hung_up_at: float | None = None
+        # Both are asked for what they have only where they may have something: asking costs two
+        # system calls and more.
+        self.may_have_messages = self._may_have_events = True
         try:
             socket.setsockopt(zmq.LINGER, 0)
             socket.setsockopt(zmq.IMMEDIATE, 1)
@@ -161,16 +164,29 @@ class Wire:
     def is_closed(self) -> bool:
         return self._monitor is None
 
-    def filenos(self) -> list[int]:
-        """Returns descriptors that are readable (once) on news: call `look`, then `messages`."""
+    def filenos(self) -> dict[int, Callable[[], None]]:
+        """Returns descriptors that are readable on news, each with the call that notes this."""
         assert self._monitor is not None
-        return [self._socket.fileno(), self._monitor.fileno()]
+        return {
+            self._socket.fileno(): self._messages_came,
+            self._monitor.fileno(): self._events_came,
+        }
+
+    def _messages_came(self) -> None:
+        self.may_have_messages = True
+
+    def _events_came(self) -> None:
+        self._may_have_events = True
 
     @property
     def has_news(self) -> bool:
         """Returns whether there is something to read that makes no descriptor readable again."""
         assert self._monitor is not None
-        return self.has_messages or bool(int(self._monitor.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
+        if self.may_have_messages and self.has_messages:
+            return True
+        return self._may_have_events and bool(
+            int(self._monitor.getsockopt(zmq.EVENTS)) & zmq.POLLIN
+        )
 
     def end_if_hung_up(self, now: float) -> None:
         """Ends a connection whose other side has hung up, once all that it said before is read."""
@@ -181,7 +197,8 @@ class Wire:
 
     @property
     def has_messages(self) -> bool:
-        return bool(int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
+        self.may_have_messages = bool(int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
+        return self.may_have_messages
 
     # --- out ---
     def send(self, message: msgspec.Struct, payload: codec.Piece | None = None) -> None:
@@ -191,6 +208,7 @@ class Wire:
             return
         head = codec.encode(message)
         self.bytes_sent += len(head)
+        self.may_have_messages = True  # sending may take the sign away that some came
         try:
             if payload is None:
                 self._socket.send(head, zmq.NOBLOCK)
@@ -222,6 +240,7 @@ class Wire:
             try:
                 frames: list[codec.Piece] = [socket.recv(zmq.NOBLOCK)]
             except zmq.Again:
+                self.may_have_messages = False
                 return
             while socket.getsockopt(zmq.RCVMORE):
                 frames.append(socket.recv(zmq.NOBLOCK, copy=False).buffer)
@@ -261,6 +280,12 @@ class Wire:
             self.welcome = welcome
 
     # --- time ---
+    def is_to_be_looked_at(self, now: float) -> bool:
+        """Returns whether `look` may find something."""
+        if self._may_have_events or self.welcome is None or self._hung_up_at is not None:
+            return True
+        return now - self._pinged >= self.welcome.heartbeat
+
     def look(self, now: float) -> None:
         """Checks the connection's state, sends pings, and ends it after a long silence."""
         self._watch()
@@ -280,7 +305,7 @@ class Wire:
             return
         if now - self._due > LATE_MAX:
             self._heard = now  # this process was stopped or starved: that says nothing of the other
-        if now - self._heard > welcome.silence_max and not self.has_news:
+        if now - self._heard > welcome.silence_max and not self.has_messages:
             self.failed = f"no sign of life for {now - self._heard:.1f} s"
         elif now - self._pinged >= welcome.heartbeat:
             self._pinged = now
@@ -304,6 +329,7 @@ class Wire:
             try:
                 parts = monitor.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
+                self._may_have_events = False
                 return
             told = parse_monitor_message(parts)
             event = int(told["event"])

@@ -203,9 +203,11 @@ class Wires:
         for wire in list(self._all()):
             if wire.is_closed:
                 continue  # another one was taken
-            wire.look(now)
-            for message, payload in wire.messages(MESSAGES_A_TURN):
-                self._hear(wire, message, payload)
+            if wire.is_to_be_looked_at(now):
+                wire.look(now)
+            if wire.may_have_messages:
+                for message, payload in wire.messages(MESSAGES_A_TURN):
+                    self._hear(wire, message, payload)
             wire.end_if_hung_up(now)
             if wire.failed is not None:
                 self._lose(wire, wire.failed)
@@ -277,8 +279,8 @@ class Wires:
                 self._put_off(broker, f"{host_text(host)}: {error}")
             return None
         wire.broker = broker
-        for fd in wire.filenos():
-            self._loop.watch(fd, lambda: None)  # the next turn looks
+        for fd, came in wire.filenos().items():
+            self._loop.watch(fd, came)  # the next turn looks
         return wire
 
     def _greeted(self, wire: Wire, welcome: fr.Welcome) -> None:

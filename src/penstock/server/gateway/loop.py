@@ -147,6 +147,7 @@ class Gateway:
             fr.Hello: lambda *_: "it said hello twice",
         }
         self._stopping = False
+        self._has_rung = True  # or what came may have lost its sign: see `_has_messages`
         self._swept_at = time.monotonic()
         self._fetch_wait: float | None = None
 
@@ -182,8 +183,7 @@ class Gateway:
             self._drop(*lost)
 
     def _pause(self) -> float:
-        # Asked in any case: from now on the socket's descriptor tells of what comes.
-        has_messages = self._line.has_messages
+        has_messages = self._has_messages()
         if self._producing.is_pending:
             return 0.0
         pause = SWEEP
@@ -195,17 +195,31 @@ class Gateway:
             pause = min(pause, self._fetch_wait)
         return pause
 
+    def _has_messages(self) -> bool:
+        """Whether there are messages. From now on the socket's descriptor tells of what comes. The
+        socket is asked only where it was readable or something was sent, which may take that sign
+        away: asking costs some system calls."""
+        if self._has_rung or self._peers.has_sent:
+            self._peers.has_sent = False
+            self._has_rung = self._line.has_messages
+        return self._has_rung
+
     def _line_rang(self) -> None:
-        if self._line.has_messages:  # asked, so that whose message rang takes part in the turns
+        self._has_rung = True
+        # Asked in a flood, so that whose message rang takes part in the turns.
+        if self._pacing.is_slow and self._line.has_messages:
             self._pacing.rang()
 
     def _receive(self, now: float) -> None:
+        if not self._has_rung:
+            return
         nbytes = 0
         for _ in range(MESSAGES_PER_TURN):
             if nbytes > BYTES_PER_TURN or self._pacing.pause(now):
                 return
             frames = self._line.receive()
             if frames is None:
+                self._has_rung = False
                 return
             nbytes += sum(map(len, frames))
             identity = frames[0].bytes
@@ -364,6 +378,7 @@ class Gateway:
         now = time.monotonic()
         self.events.later(SWEEP, self._sweep)
         self._line.sweep(now)
+        self._has_rung = True  # it may listen again, which takes signs away
         self._entrance.serve()
         if self._standing.look(now):
             self._access_changed()

@@ -119,6 +119,8 @@ class Peers:
         self._counts = counts
         self._bytes_max = bytes_max
         self._lost: list[Lost] = []
+        self.has_sent = False
+        """Set with each message; for who has to know of it, and takes it back."""
         self.by_identity: dict[bytes, Peer] = {}
         self.waiting: dict[bytes, Peer] = {}
         """Those with an outbox that is not empty."""
@@ -189,6 +191,7 @@ class Peers:
     def _try(self, peer: Peer, parts: Parts) -> bool:
         """False: it has no room, or is gone."""
         socket = self._socket
+        self.has_sent = True
         try:
             socket.send(parts[0], zmq.SNDMORE | zmq.NOBLOCK)
         except zmq.Again:

@@ -62,6 +62,11 @@ class Pacing:
             self._is_first = True
             self._until = now + PAUSE
 
+    @property
+    def is_slow(self) -> bool:
+        """Whether some connection is over its budget, and was read since nobody else was."""
+        return bool(self._seen or self._until)
+
     def pause(self, now: float) -> float:
         """Seconds for which nothing is to be read."""
         return max(0.0, self._until - now)
