@@ -290,6 +290,11 @@ class FetchHandler:
             until.append(self._timers[0][0])
         return max(0.0, min(until) - now) if until else None
 
+    @property
+    def is_pending(self) -> bool:
+        """Whether `turn` has something to do."""
+        return bool(self._fresh or self._behind)
+
     def _activate(self, line: FetchSession) -> None:
         if not line.is_queued:
             line.is_queued = True

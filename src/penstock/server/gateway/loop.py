@@ -174,9 +174,12 @@ class Gateway:
         """One round of everything."""
         self.events.poll(self._pause())
         now = time.monotonic()
-        self._receive(now)
-        self._producing.turn(now)
-        self._fetch_wait = self._fetching.turn(now)
+        if self._receive(now):  # a writer that sleeps is to begin as soon as possible
+            self._producing.turn(now)
+            self._fetch_wait = self._fetching.turn(now)
+        else:  # consumers wait longer than who has only his answer to come, as at a writer
+            self._fetch_wait = self._fetching.turn(now)
+            self._producing.turn(now)
         if self._peers.waiting:
             self._peers.flush()
         for lost in self._peers.take_lost():  # not before: nothing ends below a sender
@@ -184,7 +187,7 @@ class Gateway:
 
     def _pause(self) -> float:
         has_messages = self._has_messages()
-        if self._producing.is_pending:
+        if self._producing.is_pending or self._fetching.is_pending:
             return 0.0
         pause = SWEEP
         if has_messages:
@@ -210,22 +213,24 @@ class Gateway:
         if self._pacing.is_slow and self._line.has_messages:
             self._pacing.rang()
 
-    def _receive(self, now: float) -> None:
+    def _receive(self, now: float) -> bool:
+        """Takes in what came; returns whether there was anything."""
         if not self._has_rung:
-            return
+            return False
         nbytes = 0
         for _ in range(MESSAGES_PER_TURN):
             if nbytes > BYTES_PER_TURN or self._pacing.pause(now):
-                return
+                break
             frames = self._line.receive()
             if frames is None:
                 self._has_rung = False
-                return
+                break
             nbytes += sum(map(len, frames))
             identity = frames[0].bytes
             self._take(identity, frames, now)
             peer = self._peers.by_identity.get(identity)
             self._pacing.took(identity, peer is None or peer.budget.is_over, now)
+        return nbytes > 0
 
     def _take(self, identity: bytes, frames: Frames, now: float) -> None:
         parts = [frame.buffer for frame in frames[1:]]
