@@ -14,7 +14,7 @@ from crash.node_under_test import NodeUnderTest
 from penstock.client.admin.admin import TopicConfig
 from penstock.client.producer import accumulator, io_thread
 from penstock.client.producer.accumulator import GATHER_MAX
-from penstock.client.producer.sender import IN_FLIGHT_EAGER
+from penstock.client.producer.pace import EAGER_MAX
 
 WITHIN = 45.0
 PATIENT = 120.0
@@ -78,7 +78,7 @@ def test_records_that_do_not_linger_go_together_while_batches_wait_for_their_ans
             sent = producer.metrics()["batches"] - batches
         finally:
             os.kill(writer, signal.SIGCONT)
-        assert sent <= IN_FLIGHT_EAGER + took / GATHER_MAX + 1
+        assert sent <= EAGER_MAX + took / GATHER_MAX + 1
         assert last.result(WITHIN).offset == count
 
 
@@ -104,4 +104,4 @@ def test_records_that_gather_leave_with_the_next_answer(
         sent[-1].add_done_callback(lambda _: arrived.set())
         assert arrived.wait(WITHIN)
         assert [each.result(WITHIN).offset for each in sent] == list(range(1, 101))
-        assert producer.metrics()["batches"] <= IN_FLIGHT_EAGER + 3
+        assert producer.metrics()["batches"] <= EAGER_MAX + 3

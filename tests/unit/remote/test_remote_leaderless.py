@@ -18,7 +18,7 @@ import penstock
 from penstock.client.client import Client
 from penstock.client.producer import sender
 from penstock.client.producer.accumulator import GATHER_MAX
-from penstock.client.producer.sender import IN_FLIGHT_EAGER
+from penstock.client.producer.pace import EAGER_MAX
 from penstock.client.remote import failover, produce
 from penstock.core import errors as er
 from penstock.ipc import lookups as lk
@@ -149,7 +149,7 @@ def test_records_for_a_partition_without_a_leader_gather(
         wait_until(lambda: client.metrics()["batches_sent_back"] >= 1, timeout=WITHIN)
         before, began = producer.metrics()["batches"], time.monotonic()
         sent += [producer.send(TOPIC, b"%d" % at, partition=1) for at in range(1, 2000)]
-        most = 2 * IN_FLIGHT_EAGER + (time.monotonic() - began) / GATHER_MAX
+        most = 2 * EAGER_MAX + (time.monotonic() - began) / GATHER_MAX
         assert producer.metrics()["batches"] - before <= most
         other = producer.send(TOPIC, b"0", partition=0)
         assert other.result(WITHIN).offset == 0

@@ -13,8 +13,9 @@ from typing import Final
 from penstock.client.producer import batch_builder
 from penstock.client.producer.callbacks import Outcomes
 from penstock.client.producer.delivery import Awaited, Box
+from penstock.client.producer.pace import EAGER_MAX
 from penstock.client.producer.routes import BATCH_OVERHEAD, TopicRoutes
-from penstock.client.producer.sender import IN_FLIGHT_EAGER, Outbox
+from penstock.client.producer.sender import Outbox
 from penstock.client.producer.state import ProducerState
 from penstock.core import errors as er
 
@@ -22,7 +23,7 @@ logger = logging.getLogger("penstock.producer")
 
 GATHER_MAX: Final = 0.005
 """Seconds for which records gather at most that were sent with linger 0 while others wait for their
-answers (see `penstock.client.producer.sender.IN_FLIGHT_EAGER`)."""
+answers (see `penstock.client.producer.pace`)."""
 
 
 class Boxes:
@@ -127,7 +128,7 @@ class Boxes:
 
     def _is_behind(self, name: str) -> bool:
         topic = self._outbox.topics.get(name)
-        return topic is not None and topic.is_behind(IN_FLIGHT_EAGER)
+        return topic is not None and topic.is_behind(EAGER_MAX)
 
     def launch_rows(self, topic: str, rows: batch_builder.Rows, routes: TopicRoutes) -> Box:
         """Sends many records and returns the box of their deliveries."""

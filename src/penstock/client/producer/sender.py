@@ -22,6 +22,7 @@ from typing import Final, Protocol
 
 from penstock.client.backoff import Retries
 from penstock.client.producer import refusals as rf
+from penstock.client.producer.pace import Pace
 from penstock.client.producer.routes import Batch, LaneLink, PartitionRoute, TopicRoutes
 from penstock.client.producer.state import ProducerState
 from penstock.client.remote.address import Place
@@ -31,11 +32,6 @@ from penstock.ipc import layout as lo
 from penstock.ipc.lane import SENT_BEFORE, Ack
 
 logger = logging.getLogger("penstock.producer")
-
-IN_FLIGHT_EAGER: Final = 8
-"""With linger 0, records leave at once until so many batches are unacknowledged. Then they gather
-until answers come (Nagle's rule, in batches), or for
-`penstock.client.producer.accumulator.GATHER_MAX`."""
 
 ASK_EVERY: Final = 0.5
 """Seconds until a batch that was sent back is sent again (see `penstock.core.errors.SENT_BACK`)."""
@@ -88,6 +84,7 @@ class Outbox:
         self._open_lane = open_lane
         self.finished = finished
         self.links: dict[int, LaneLink] = {}
+        self.pace = Pace()
         self.topics: dict[str, TopicRoutes] = {}
         self.retired: list[PartitionRoute] = []  # of topics that are gone, until they are idle
         self._epochs: dict[tuple[bytes, int], int] = {}  # the newest of each partition sent to
@@ -131,8 +128,10 @@ class Outbox:
 
     @property
     def is_eager(self) -> bool:
-        """Returns whether so little is in flight that a single record may leave at once."""
-        return sum(len(link.flights) for link in self.links.values()) < IN_FLIGHT_EAGER
+        """Returns whether so little is in flight that a single record may leave at once. Else, with
+        linger 0, records gather until answers come (Nagle's rule, in batches), or for
+        `penstock.client.producer.accumulator.GATHER_MAX`."""
+        return sum(len(link.flights) for link in self.links.values()) < self.pace.eager_max
 
     def counts(self) -> dict[str, int]:
         return {
@@ -213,6 +212,7 @@ class Outbox:
         """Notes that a batch is in a lane. Done twice, it is as if it was done once."""
         route = batch.route
         link.note(batch, sequence)
+        self.pace.sent(batch)
         if route.pending and route.pending[0] is batch:
             route.pending.popleft()
         route.flies(batch)
@@ -263,6 +263,8 @@ class Outbox:
             for ack in acks:
                 batch = link.flights.get(ack.sequence)
                 if batch is not None:
+                    if batch is self.pace.timed:
+                        self.pace.answered(time.monotonic())
                     self._settle(batch, ack)
                     link.flights.pop(ack.sequence, None)
             link.sender.read(len(acks))  # only now: an interrupt above has them come again

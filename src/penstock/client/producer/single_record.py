@@ -14,7 +14,7 @@ from penstock.client.producer.delivery import Awaited, Box
 from penstock.client.producer.partitioner import partition_of
 from penstock.client.producer.record_options import RecordFields
 from penstock.client.producer.routes import Batch, PartitionRoute, TopicRoutes
-from penstock.client.producer.sender import IN_FLIGHT_EAGER, Outbox
+from penstock.client.producer.sender import Outbox
 
 
 def _route_of(topic: TopicRoutes, key: bytes | None, partition: int | None) -> PartitionRoute:
@@ -44,7 +44,9 @@ def express(
     link = route.link
     is_open = link is not None and not route.pending and route.ask_at is None
     is_open = is_open and route.may_fly(route.epoch)
-    if link is None or not is_open or link.is_crowded or len(link.flights) >= IN_FLIGHT_EAGER:
+    if link is None or not is_open or link.is_crowded:
+        return None
+    if len(link.flights) >= outbox.pace.eager_max:
         return None
     now_us = time.time_ns() // 1000
     sequence = route.next_sequence
