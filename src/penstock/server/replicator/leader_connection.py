@@ -115,6 +115,7 @@ class LeaderLink:
 
     def _send(self, head: bytes) -> bool:
         assert self._socket is not None
+        self._has_rung = True
         try:
             self._socket.send(head, _NOBLOCK)
         except zmq.Again:
@@ -129,9 +130,11 @@ class LeaderLink:
     # --- hearing ---
     @property
     def has_messages(self) -> bool:
-        """Asked before each sleep: from then on its descriptor tells of what comes."""
-        socket = self._socket
-        self._has_rung = socket is not None and bool(int(socket.getsockopt(_EVENTS)) & _POLLIN)
+        """Asked before each sleep: from then on its descriptor tells of what comes. The socket is
+        asked only where that sign may have been taken away: by sending, or at its making."""
+        if self._has_rung:
+            socket = self._socket
+            self._has_rung = socket is not None and bool(int(socket.getsockopt(_EVENTS)) & _POLLIN)
         return self._has_rung
 
     def _rang(self) -> None:
@@ -184,6 +187,7 @@ class LeaderLink:
     # --- life ---
     def _connect(self, now: float) -> None:
         sock = self._socket = self._context.socket(zmq.DEALER)
+        self._has_rung = True
         sock.setsockopt(zmq.LINGER, 0)
         sock.setsockopt(zmq.IMMEDIATE, 1)
         sock.setsockopt(zmq.RCVHWM, RCVHWM)

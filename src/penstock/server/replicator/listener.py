@@ -84,8 +84,11 @@ class Port:
     # --- in ---
     @property
     def has_messages(self) -> bool:
-        """Asked before each sleep: from then on its descriptor tells of what comes (`rang`)."""
-        self._has_rung = self._line.has_messages
+        """Asked before each sleep: from then on its descriptor tells of what comes (`rang`). The
+        socket is asked only where that sign may have been taken away: by sending, or at its making.
+        """
+        if self._has_rung:
+            self._has_rung = self._line.has_messages
         return self._has_rung
 
     def rang(self) -> None:
@@ -158,6 +161,7 @@ class Port:
 
     def _answer(self, peer: FetchPeer, now: float) -> None:
         socket = self._line.socket
+        self._has_rung = True
         try:
             socket.send(peer.identity, _MORE)
         except zmq.Again:
@@ -178,6 +182,7 @@ class Port:
             socket.send(part, _MORE if at < last else _NOBLOCK, copy=copy)
 
     def _say(self, identity: bytes, message: protocol.FromLeader) -> None:
+        self._has_rung = True
         try:
             self._line.socket.send_multipart([identity, protocol.encode(message)], zmq.NOBLOCK)
         except zmq.ZMQError:  # it has gone, or reads nothing
@@ -187,6 +192,7 @@ class Port:
     def check(self, now: float) -> None:
         """Forgets silent followers, and cuts off those that never say hello."""
         self._line.sweep(now)
+        self._has_rung = True  # it may listen again, which takes signs away
         for peer in list(self._peers.values()):
             if now - peer.heard_at > PEER_SILENCE:
                 logger.info("%s has said nothing for %g s", peer, PEER_SILENCE)
