@@ -47,6 +47,7 @@ class FollowerLane:
         self._written: deque[Answered] = deque()
         self._rung = 0
         self._is_new = False
+        self._has_late = False
         self._asides = 0
         """Frames without an answer about which nothing is to be done then."""
         self.waiting_bytes = 0
@@ -54,23 +55,35 @@ class FollowerLane:
 
     def put(self, page: int, piece: Piece, kind: int, epoch: int, done: Answered) -> None:
         """Write a frame, now or as soon as there is room; the piece stays as it is till then."""
+        if self._put(page, piece, kind, epoch, done):
+            self._is_new = True
+
+    def _put(self, page: int, piece: Piece, kind: int, epoch: int, done: Answered) -> bool:
+        """Whether it is written already."""
         if not self._waiting:
             sequence = self._sender.try_write(page, (piece,), len(piece), 0, kind, epoch)
             if sequence is not None:
                 self._written.append(done)
-                self._is_new = True
-                return
+                return True
         if len(self._waiting) + len(self._written) > UNANSWERED_MAX:
             raise ResourceLimitError(
                 f"{UNANSWERED_MAX} frames wait for writer {self._sender.writer}, which answers none"
             )
         self._waiting.append((page, piece, kind, epoch, done))
         self.waiting_bytes += len(piece)
+        return False
 
-    def put_aside(self, page: int, piece: Piece, epoch: int, done: Answered) -> None:
-        """A control frame whose answer is no reason to wake up."""
+    def put_aside(
+        self, page: int, piece: Piece, epoch: int, done: Answered, *, is_late: bool
+    ) -> None:
+        """A control frame whose answer is no reason to wake up. `is_late`: nor is the frame for its
+        writer, which gets it with the next one, or by `ring_late`."""
         self._asides += 1
-        self.put(page, piece, lo.KIND_ROLE, epoch, lambda ack: self._aside(done, ack))
+        if self._put(page, piece, lo.KIND_ROLE, epoch, lambda ack: self._aside(done, ack)):
+            if is_late:
+                self._has_late = True
+            else:
+                self._is_new = True
 
     def _aside(self, done: Answered, ack: Ack) -> None:
         self._asides -= 1
@@ -98,11 +111,15 @@ class FollowerLane:
     def ring(self) -> None:
         """Wake its writer, if it sleeps and something new is there. Behind a fence."""
         if self._is_new:
-            self._is_new = False
+            self._is_new = self._has_late = False
             ticket = self._sender.writer_ticket()
             if ticket and ticket != self._rung:
                 self._rung = ticket
                 self._doorbell.ring()
+
+    def hurry(self) -> None:
+        """What was put aside late is no longer to wait."""
+        self._is_new = self._is_new or self._has_late
 
     @property
     def has_acks(self) -> bool:
@@ -144,10 +161,12 @@ class Lanes:
         packed = encode_order(order, to.topic_id, to.partition)
         self.of_page(to.page).put(to.page, packed, lo.KIND_ROLE, order.epoch, done)
 
-    def note(self, to: Addressed, order: RoleOrder, done: Answered) -> None:
-        """Tell it what it is to know; the answer may come late."""
+    def note(self, to: Addressed, order: RoleOrder, done: Answered, *, is_late: bool) -> None:
+        """Tell it what it is to know; the answer may come late. With `is_late` the note may, too:
+        with the next frame, or by `ring_late`."""
         packed = encode_order(order, to.topic_id, to.partition)
-        self.of_page(to.page).put_aside(to.page, packed, order.epoch, done)
+        lane = self.of_page(to.page)
+        lane.put_aside(to.page, packed, order.epoch, done, is_late=is_late)
 
     @property
     def are_full(self) -> bool:
@@ -174,6 +193,12 @@ class Lanes:
             fence()
             for lane in self._lanes.values():
                 lane.ring()
+
+    def ring_late(self) -> None:
+        """The same also for notes that could wait."""
+        for lane in self._lanes.values():
+            lane.hurry()
+        self.ring()
 
     def publish_sleeping(self, ticket: int) -> None:
         for lane in self._lanes.values():

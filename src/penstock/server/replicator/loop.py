@@ -305,6 +305,7 @@ class Replicator:
                 link.listened(now)
 
     def _inform(self) -> None:
+        self._lanes.ring_late()
         self._serving.inform()
 
     def _write_down(self) -> None:

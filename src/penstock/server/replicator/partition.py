@@ -316,12 +316,14 @@ class ReplicatedPartition:
         log, (told, told_start) = self.log, self._told
         epoch, lanes = self.replica.leader_epoch, self._broker.lanes
         self._told = (log.high_watermark, log.log_start)
+        is_late = self.follower is not None  # nobody reads here
         if told != log.high_watermark:
             self._unheard += 1
-            lanes.note(self, ro.HighWatermark(epoch, log.high_watermark), self._heard)
+            order = ro.HighWatermark(epoch, log.high_watermark)
+            lanes.note(self, order, self._heard, is_late=is_late)
         if told_start != log.log_start and self.follower is not None:
             self._unheard += 1
-            lanes.note(self, ro.Trim(epoch, log.log_start), self._heard)
+            lanes.note(self, ro.Trim(epoch, log.log_start), self._heard, is_late=is_late)
 
     def _heard(self, _: Ack) -> None:
         """Takes the writer's answer; the next role repeats a refused frame."""
