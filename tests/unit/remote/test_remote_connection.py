@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 import time
 from collections.abc import Iterator
 
@@ -93,3 +94,51 @@ def test_who_reads_nothing_is_said_to_keep_messages_waiting(
 ) -> None:
     said = send_until_it_fails(connected, bytes(256 << 10))
     assert said == "10 messages wait to be read by it"
+
+
+def note_signs(connected: Wire, within: float) -> None:
+    """As the carrier's loop does: waits for a readable descriptor, and has the connection note
+    which."""
+    came, poll = connected.filenos(), select.poll()
+    for fd in came:
+        poll.register(fd, select.POLLIN)
+    for fd, _ in poll.poll(within * 1000):
+        came[fd]()
+
+
+def test_a_connection_is_asked_for_messages_only_where_its_descriptor_told_of_some(
+    broker: zmq.Socket[bytes], connected: Wire
+) -> None:
+    name, _hello = broker.recv_multipart()
+    assert list(connected.messages(10)) == []
+    assert not connected.may_have_messages
+    note_signs(connected, 0)
+    assert not connected.may_have_messages
+    welcome = fr.Welcome(fr.PROTOCOL_VERSION, fr.APIS, "test", b"n" * 16, "", "", 60.0, 600.0, 1)
+    broker.send_multipart([name, codec.encode(welcome)])
+
+    def has_come() -> bool:
+        note_signs(connected, WITHIN)
+        return connected.may_have_messages and any(connected.messages(1))
+
+    wait_until(has_come, timeout=WITHIN)
+    assert connected.welcome is not None
+    assert list(connected.messages(10)) == []
+    connected.send(fr.Ping(0))
+    assert connected.may_have_messages  # the sign of one may be gone
+    assert not connected.has_news
+    assert not connected.may_have_messages
+
+
+def test_a_message_is_heard_of_though_sending_took_its_sign_away(
+    broker: zmq.Socket[bytes], connected: Wire
+) -> None:
+    name, _hello = broker.recv_multipart()
+    assert list(connected.messages(10)) == []
+    welcome = fr.Welcome(fr.PROTOCOL_VERSION, fr.APIS, "test", b"n" * 16, "", "", 60.0, 600.0, 1)
+    broker.send_multipart([name, codec.encode(welcome)])
+    note_signs(connected, WITHIN)
+    assert connected.has_news in (True, False)  # takes the sign away, as sending may
+    connected.send(fr.Ping(0))
+    wait_until(lambda: connected.has_news, timeout=WITHIN)
+    assert any(connected.messages(1))
