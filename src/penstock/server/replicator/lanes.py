@@ -118,7 +118,7 @@ class FollowerLane:
                 self._doorbell.ring()
 
     def hurry(self) -> None:
-        """What was put aside late is no longer to wait."""
+        """Has the next `ring` count what was put aside late, too."""
         self._is_new = self._is_new or self._has_late
 
     @property
