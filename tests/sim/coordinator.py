@@ -20,6 +20,7 @@ from penstock.cluster.shares import ShareGroups, TransactedJobs
 from penstock.cluster.transactions import TransactionLimits, TransactionMachine
 from penstock.cluster.transactions.records import Place
 from penstock.core.errors import PenstockError
+from penstock.server.coordinator.epoch import Machines
 from penstock.testing.sim import (
     Ask,
     Disk,
@@ -68,8 +69,9 @@ class Coordinator(Node):
         network: Network,
         writer: Writer,
         topics: dict[str, tuple[bytes, int]],
+        name: str = "coordinator",
     ) -> None:
-        super().__init__(sim, network, "coordinator")
+        super().__init__(sim, network, name)
         self.writer = writer
         self.topics = topics
         self.disk: Disk[tuple[Record, ...]] = Disk(sim)
@@ -77,17 +79,25 @@ class Coordinator(Node):
         self.appending: list[tuple[Record, ...]] = []
 
     # --- life -------------------------------------------------------------------------------------
-    def machines(self) -> tuple[GroupMachine, TransactionMachine]:
-        groups = GroupMachine()
-        return groups, TransactionMachine(groups, TransactedJobs(ShareGroups(max)), LIMITS)
+    def new_machines(self) -> Machines:
+        groups, shares = GroupMachine(), ShareGroups(self.sim.random.uniform)
+        return Machines(groups, TransactionMachine(groups, TransactedJobs(shares), LIMITS), shares)
 
-    def on_start(self) -> None:
-        self.groups, self.transactions = self.machines()
-        self.appending.clear()
+    def clock(self) -> float:
+        return self.sim.now
+
+    def begin_empty(self) -> None:
+        """With nothing known, before a replay."""
+        self.machines = self.new_machines()
+        self.groups, self.transactions, self.shares = self.machines
         self._waiting_for: list[Waiting] = []
         self._markers: set[Marker] = set()
         self._producers: dict[str, dict[int, int]] = {}  # client -> producer id -> its life
         self._is_syncing = self.is_serving = False
+
+    def on_start(self) -> None:
+        self.begin_empty()
+        self.appending.clear()
         for batch in self.disk.batches:
             self.replay(batch)
         self.after(self.sim.random.uniform(*SYNC), "fence and sync", self.serve)
@@ -102,10 +112,10 @@ class Coordinator(Node):
     def serve(self) -> None:
         self.disk.sync(len(self.disk.batches))
         self.is_serving = True
-        self.carry_out(self.groups.topics_changed(self.sim.now, self.topics))
+        self.carry_out(self.groups.topics_changed(self.clock(), self.topics))
         for group, member_id, client in list(self.groups.members()):
             if not self.is_alive(client):
-                self.carry_out(self.groups.died(self.sim.now, group, member_id))
+                self.carry_out(self.groups.died(self.clock(), group, member_id))
         self.send_markers(len(self.disk.batches))
         self.tick()
         self.sweep()
@@ -116,8 +126,7 @@ class Coordinator(Node):
 
     def replay(self, records: tuple[Record, ...]) -> None:
         for record in records:
-            self.groups.replay(record)
-            self.transactions.replay(record)
+            self.machines.replay(record)
 
     def client_died(self, name: str, life: int) -> None:
         """As by its pidfd; its lane was drained."""
@@ -125,29 +134,36 @@ class Coordinator(Node):
             return
         for group, member_id, client in list(self.groups.members()):
             if (client.client_id, client.pid) == (name, life):
-                self.carry_out(self.groups.died(self.sim.now, group, member_id))
+                self.carry_out(self.groups.died(self.clock(), group, member_id))
         for producer_id, of in list(self._producers.get(name, {}).items()):
             if of == life:
-                self.carry_out(self.transactions.abandon(self.sim.now, producer_id))
+                self.carry_out(self.transactions.abandon(self.clock(), producer_id))
 
     def client_stalled(self, name: str, life: int) -> None:
         if not self.is_serving or not self.is_up:
             return
         for group, member_id, client in list(self.groups.members()):
             if (client.client_id, client.pid) == (name, life):
-                self.carry_out(self.groups.fence(self.sim.now, group, member_id, "stalled"))
+                self.carry_out(self.groups.fence(self.clock(), group, member_id, "stalled"))
 
     # --- decisions --------------------------------------------------------------------------------
     def carry_out(self, decision: Decision[Any], then: Callable[[], None] = lambda: None) -> None:
         if decision.records:
             self.sim.note(f"decided {decision.records!r}")
             self.replay(decision.records)
-            self.appending.append(decision.records)
-            self.after(self.sim.random.uniform(*APPEND), "append", self.append)
-        count = len(self.disk.batches) + len(self.appending)
-        self.wait(Waiting(count, decision.durable, then))
+            self.begin_append(decision.records)
+        self.wait(Waiting(self.log_end, decision.durable, then))
         if decision.durable:
-            self.send_markers(count)
+            self.send_markers(self.log_end)
+
+    def begin_append(self, records: tuple[Record, ...]) -> None:
+        self.appending.append(records)
+        self.after(self.sim.random.uniform(*APPEND), "append", self.append)
+
+    @property
+    def log_end(self) -> int:
+        """How many batches there are, with those under way."""
+        return len(self.disk.batches) + len(self.appending)
 
     def append(self) -> None:
         self.disk.append(self.appending.pop(0))
@@ -200,12 +216,11 @@ class Coordinator(Node):
             args = (*args[:2], self.sim.number(), stage, *args[2:])
         machine = self.transactions if hasattr(TransactionMachine, handler) else self.groups
         try:
-            decision = getattr(machine, handler)(self.sim.now, *args)
+            decision = getattr(machine, handler)(self.clock(), *args)
         except PenstockError as error:
             self.counts[type(error).__name__] += 1
             refusal = Refusal(type(error).__name__, str(error))
-            count = len(self.disk.batches) + len(self.appending)
-            self.wait(Waiting(count, False, lambda: reply(refusal)))
+            self.wait(Waiting(self.log_end, False, lambda: reply(refusal)))
             return
         self.counts[handler] += 1
         answer = Answered(decision.answer)
@@ -259,7 +274,7 @@ class Coordinator(Node):
         marked = self.transactions.marked(marker.producer_id, marker.epoch, [marker.place])
         self.carry_out(marked)
         self._markers.discard(marker)
-        self.send_markers(len(self.disk.batches) + len(self.appending))
+        self.send_markers(self.log_end)
 
     def mark_one(self, marker: Marker) -> Task:
         while True:
@@ -283,7 +298,7 @@ class Coordinator(Node):
         yield from self.mark_one(Marker(place, producer_id, epoch, False))
 
     def tick(self) -> None:
-        for machine in (self.groups, self.transactions):
-            if (deadline := machine.deadline()) is not None and deadline <= self.sim.now:
-                self.carry_out(machine.tick(self.sim.now))
+        for machine in self.machines:
+            if (deadline := machine.deadline()) is not None and deadline <= self.clock():
+                self.carry_out(machine.tick(self.clock()))
         self.after(0.05, "tick", self.tick)

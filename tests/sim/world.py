@@ -242,10 +242,10 @@ class World:
             self.compare(records)
 
     def compare(self, records: list[Record]) -> None:
-        groups, transactions = self.coordinator.machines()
+        machines = self.coordinator.new_machines()
+        groups, transactions, _ = machines
         for record in records:
-            groups.replay(record)
-            transactions.replay(record)
+            machines.replay(record)
         live = self.coordinator.transactions
         assert transactions.state() == live.state(), "transactions differ after a replay"
         groups.topics_changed(self.sim.now, TOPICS)
