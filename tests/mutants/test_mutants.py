@@ -17,6 +17,8 @@ from mutants.scratch import BROKEN, FOUND, SURVIVED, Scratch
 from seeds import seed_of_day, tell
 
 AREAS = {"core", "ipc", "cluster", "server", "client", "spark"}
+BY_CHANCE = {"histories"}
+"""Areas of faults that trials find sooner or later: a share of the day is to find all it plants."""
 FAULTS_MIN = 120
 
 
@@ -89,7 +91,8 @@ def test_the_share_of_the_day_is_found():
     seed = seed_of_day()
     seconds = float(os.environ.get("PENSTOCK_MUTANTS_SECONDS") or 5)
     tell(f"faults of the day: make mutants ARGS='--seed {seed}'")
-    listed = campaign.share([it for it in load() if not it.harmless], seed)
+    found_surely = [it for it in load() if not it.harmless and it.area not in BY_CHANCE]
+    listed = campaign.share(found_surely, seed)
     report = campaign.run(listed, jobs=1, tell=tell, seconds_max=seconds, with_baseline=False)
     assert report.outcomes
     assert report.complaints == []

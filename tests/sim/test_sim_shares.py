@@ -20,7 +20,7 @@ from penstock.cluster.shares import share_log
 
 ROUNDS = int(os.environ.get("PENSTOCK_SIM_ROUNDS", "0"))
 SECONDS = 3.0
-WORLDS_MIN = 5
+WORLDS_MIN = 8
 CATCHING = 40
 
 
