@@ -12,7 +12,16 @@ from pathlib import Path
 import pytest
 from cli_runner import cli_process, run_cli
 
-from penstock import App, DecodeError, DeliveryError, PenstockTimeout, Record, UnknownTopicError
+from penstock import (
+    App,
+    DecodeError,
+    DeliveryError,
+    Job,
+    PenstockTimeout,
+    Record,
+    Retry,
+    UnknownTopicError,
+)
 from penstock.testing import drain, produce, wait_until
 
 PROGRAM = """
@@ -73,7 +82,7 @@ def test_a_handler_gets_each_record_once_and_what_it_sends_arrives(node, app, to
     assert sorted(seen) == list(range(300))
     assert values(node, target) == Counter(range(0, 600, 2))
     assert committed(node, topic) == 300
-    assert app.metrics() == {"handled": 300, "retried": 0, "skipped": 0}
+    assert app.metrics() == {"handled": 300, "retried": 0, "skipped": 0, "dead_letters": 0}
 
 
 def test_an_async_handler_is_awaited(node, app, topic):
@@ -104,7 +113,7 @@ def test_a_failing_handler_is_tried_again_and_then_passed_over(node, app, topic,
     produce(node, topic, [b"0", b"1", b"poison", b"2", b"3", b"poison"])
     app.run()
     assert tries == {0: 1, 1: 3, 2: 3, 3: 1}
-    assert app.metrics() == {"handled": 3, "retried": 4, "skipped": 3}
+    assert app.metrics() == {"handled": 3, "retried": 4, "skipped": 3, "dead_letters": 0}
     skipped = [each for each in caplog.records if "which is skipped: " in each.getMessage()]
     assert sorted(bool(each.exc_info) for each in skipped) == [False, True, True]
     assert committed(node, topic) == 6
@@ -160,7 +169,7 @@ def test_errors_of_the_app_itself_stop_it_and_skip_no_record(node, app, topic, c
     assert "offset 1" in caught.value.__notes__[0]
     assert "has stopped, by UnknownTopicError(" in caplog.text
     assert "offset 1; the record is not skipped, for it is not at fault" in caplog.text
-    assert app.metrics() == {"handled": 0, "retried": 0, "skipped": 1}
+    assert app.metrics() == {"handled": 0, "retried": 0, "skipped": 1, "dead_letters": 0}
     assert committed(node, topic) == 1
 
 
@@ -195,6 +204,112 @@ def test_a_stop_does_not_wait_for_the_next_try(node, app, topic):
     with app:
         wait_until(lambda: app.metrics()["retried"])
     assert committed(node, topic) == 0
+
+
+def either(function, is_async: bool):
+    """The function, or a coroutine function that does the same."""
+
+    async def awaited(number: int) -> None:
+        function(number)
+
+    return awaited if is_async else function
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_with_retry_topics_a_bad_record_holds_up_no_other(node, app, topic, is_async):
+    target = node.create_topic()
+    tries: Counter[int] = Counter()
+
+    def bill(number: int) -> None:
+        tries[number] += 1
+        if number == 1 or (number == 2 and tries[2] == 1):
+            raise RuntimeError("no such customer")
+        app.send(target, b"%d" % number)
+
+    retry = Retry(max=2, backoff=(0.0, 0.02))
+    app.consumer(topic, group=topic, retry=retry, concurrency=2)(either(bill, is_async))
+    produce(node, topic, [b"0", b"1", b"poison", b"2", b"3"])
+    with app:
+        wait_until(lambda: app.metrics()["dead_letters"] == 2 and app.metrics()["handled"] == 3)
+    assert tries == {0: 1, 1: 3, 2: 2, 3: 1}
+    assert app.metrics() == {"handled": 3, "retried": 3, "skipped": 0, "dead_letters": 2}
+    assert values(node, target) == Counter([0, 2, 3])
+    assert {each.value for each in drain(node, topic + ".dlq")} == {b"1", b"poison"}
+    assert committed(node, topic) >= 5
+
+
+def leased(node, group: str) -> dict[str, int]:
+    with node.connect() as client, client.admin() as admin:
+        parts = admin.describe_share_group(group).partitions
+    return {
+        "todo": sum(part.ready + part.waiting + part.leased + part.condemned for part in parts),
+        "done": sum(part.floor for part in parts),
+    }
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_jobs_of_a_share_group_are_answered_for_by_their_app(node, app, topic, is_async):
+    target = node.create_topic()
+    tries: Counter[int] = Counter()
+
+    def resize(number: int) -> None:
+        tries[number] += 1
+        if number == 1 or (number == 2 and tries[2] == 1):
+            raise RuntimeError("no such image")
+        app.send(target, b"%d" % number)
+
+    app.share_consumer(
+        topic, group=topic, concurrency=2, max_deliveries=2, backoff=(0.01, 0.01)
+    )(either(resize, is_async))  # fmt: skip
+    produce(node, topic, [b"0", b"1", b"poison", b"2", b"3"])
+    with app:
+        wait_until(lambda: leased(node, topic) == {"todo": 0, "done": 5})
+    assert tries == {0: 1, 1: 2, 2: 2, 3: 1}
+    assert app.metrics() == {"handled": 3, "retried": 3, "skipped": 0, "dead_letters": 1}
+    assert values(node, target) == Counter([0, 2, 3])
+    assert {each.value for each in drain(node, topic + ".dlq")} == {b"1", b"poison"}
+
+
+def test_a_job_is_given_to_who_wants_all_of_it_and_a_stop_gives_the_others_back(node, app):
+    topic = node.create_topic()
+    seen: list[tuple[str, int]] = []
+    begun, ended = threading.Event(), threading.Event()
+
+    @app.share_consumer(topic, group=topic)
+    def work(value: str, job: Job) -> None:
+        seen.append((value, job.deliveries))
+        if len(seen) == 3:  # by now it takes several at a time
+            begun.set()
+            ended.wait(20)
+
+    produce(node, topic, [b"%d" % number for number in range(20)])
+    app.start()
+    assert begun.wait(20)
+    stopper = threading.Thread(target=app.close)
+    stopper.start()
+    wait_until(app._stopping.is_set)
+    ended.set()
+    stopper.join(20)
+    assert leased(node, topic)["done"] == 3
+    with app:
+        wait_until(lambda: leased(node, topic)["done"] == 20)
+    assert seen == [(str(number), 1) for number in range(20)]
+
+
+def test_a_job_whose_records_are_nowhere_comes_again(node, app, topic):
+    gone = node.create_topic()
+
+    @app.share_consumer(topic, group=topic)
+    def send(job: Job) -> None:
+        app.send(gone, b"arrives").result(20)
+        with node.connect() as client, client.admin() as admin:
+            admin.delete_topic(gone)
+        app.send(gone, b"does not")
+
+    produce(node, topic, [b"0"])
+    with pytest.raises(DeliveryError):
+        app.run()
+    assert leased(node, topic)["todo"] == 1
 
 
 def test_a_handler_that_does_not_end_is_named(node, topic):

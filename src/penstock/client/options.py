@@ -82,11 +82,9 @@ class GroupOptions(ConsumerOptions, total=False):
     on_lost: Listener | None
 
 
-class ShareOptions(TypedDict, total=False):
-    """See `penstock.client.share.consumer.ShareConsumer` for meanings and units."""
+class AppShareOptions(TypedDict, total=False):
+    """Those of a share consumer that an app does not decide itself; see `App.share_consumer`."""
 
-    client_id: str
-    group: Required[str]
     max_deliveries: int | None
     backoff: tuple[float, float]
     start: Literal["earliest", "latest"]
@@ -101,6 +99,13 @@ class ShareOptions(TypedDict, total=False):
     session_timeout: float
     node_timeout: float
     timeout: float
+
+
+class ShareOptions(AppShareOptions, total=False):
+    """See `penstock.client.share.consumer.ShareConsumer` for meanings and units."""
+
+    client_id: str
+    group: Required[str]
 
 
 class AppOptions(ConsumerOptions, total=False):

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from penstock import App, ConfigError, DecodeError, Record
+from penstock import App, ConfigError, DecodeError, Record, Retry
 from penstock.client.app.handler import Handler
 
 
@@ -124,6 +124,9 @@ def test_types_that_json_does_not_have_are_refused():
         ({"on_error": "retry"}, "on_error='retry' must be one of 'stop', 'skip'"),
         ({"retries": -1}, "retries=-1 must lie between"),
         ({"group": "a b"}, "group 'a b': a name has"),
+        ({"retry": Retry(), "retries": 1, "on_error": "skip"}, "leave retries=, on_error= out"),
+        ({"retry": Retry(), "guarantee": "at-most-once"}, "leave guarantee= out"),
+        ({"retry": Retry(), "pattern": "a.*"}, "leave pattern= out"),
     ],
 )
 def test_options_are_checked_where_the_handler_is_registered(options, said):
@@ -141,5 +144,13 @@ def test_an_app_that_cannot_start_says_why():
         app.consumer("t", group="g", guarantee="manual")(plain)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="retries=1 would handle a record more than once"):
         app.consumer("t", group="g", guarantee="at-most-once", retries=1)(plain)
+    with pytest.raises(TypeError, match=r"retry=3 must be a penstock\.Retry, not int"):
+        app.consumer("t", group="g", retry=3)(plain)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="share_consumer of group 'g': name topics"):
+        app.share_consumer(group="g")(plain)
+    with pytest.raises(ConfigError, match="it takes a value or a Job, or a value and a Job"):
+        app.share_consumer("t", group="g")(none)
+    with pytest.raises(TypeError, match="has no option 'retries'"):
+        app.share_consumer("t", group="g", retries=1)(plain)  # type: ignore[call-arg]
     with pytest.raises(TypeError, match="has no option 'instance_id'"):
         app.consumer("t", group="g", instance_id="a")(plain)  # type: ignore[call-arg]

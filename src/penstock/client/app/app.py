@@ -22,19 +22,29 @@ import queue
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, Final, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Final, TypeVar, Unpack
 
 from penstock.client.app.handler import Handler, place_of
-from penstock.client.app.worker import AppGuarantee, OnError, Subscription, Worker
+from penstock.client.app.subscription import (
+    AppGuarantee,
+    OnError,
+    ShareSubscription,
+    Subscription,
+)
+from penstock.client.app.worker import COUNTS, Worker
 from penstock.client.client import Client, connect
 from penstock.client.closing import Closing
-from penstock.client.options import AppOptions
+from penstock.client.options import AppOptions, AppShareOptions
 from penstock.client.producer.delivery import Delivery
 from penstock.client.producer.producer import Producer
+from penstock.client.share.jobs import Job
 from penstock.client.stop_signals import stopped_by_signals
 from penstock.client.transport import Keys, Transport
 from penstock.client.validation import as_spelt, check_names, check_range, telling_options
 from penstock.core import errors as er
+
+if TYPE_CHECKING:
+    from penstock.client.retry.policy import Retry
 
 logger = logging.getLogger("penstock.app")
 
@@ -71,7 +81,7 @@ class App(Closing):
             "client_id": client_id, "transport": transport, "keys": keys,
         }  # fmt: skip
         self._stop_timeout = stop_timeout
-        self._subscriptions: list[Subscription] = []
+        self._subscriptions: list[Subscription | ShareSubscription] = []
         self._workers: list[Worker] = []
         self._client: Client | None = None
         self._producer: Producer | None = None
@@ -89,6 +99,7 @@ class App(Closing):
         retries: int = 0,
         retry_backoff: float = 0.1,
         retry_backoff_max: float = 10.0,
+        retry: Retry | None = None,
         commit_interval: float = 1.0,
         guarantee: AppGuarantee = "at-least-once",
         **options: Unpack[AppOptions],
@@ -105,6 +116,8 @@ class App(Closing):
             retries: how often it is tried again. A value that cannot be decoded is not.
             retry_backoff, retry_backoff_max: seconds of the first wait, doubled up to the latter;
                 the wait is a random part of that.
+            retry: in place of these, retry topics: a record whose handler fails waits there while
+                the others go on, and becomes a dead letter in the end; see `GroupConsumer.run`.
             commit_interval: seconds between commits, at most.
             guarantee: "at-most-once": no record is handled twice, whatever fails; those in hand
                 when a process dies are lost, as is one whose handler fails. It has no retries.
@@ -116,17 +129,45 @@ class App(Closing):
         check_names("App.consumer()", options, OPTIONS)
 
         def register(function: Function) -> Function:
-            if self._client is not None:
-                raise er.ConfigError("the app runs: register handlers before it starts")
             told = Subscription(
                 Handler(function), topics, group, concurrency, on_error, retries, retry_backoff,
-                retry_backoff_max, commit_interval, as_spelt("guarantee", guarantee, GUARANTEES),
-                options,
+                retry_backoff_max, retry, commit_interval,
+                as_spelt("guarantee", guarantee, GUARANTEES), options,
             )  # fmt: skip
-            self._subscriptions.append(told)
+            self._register(told)
             return function
 
         return register
+
+    def share_consumer(
+        self, *topics: str, group: str, concurrency: int = 1, **options: Unpack[AppShareOptions]
+    ) -> Callable[[Function], Function]:
+        """Registers a handler of a share group's jobs, which stays the function it is.
+
+        Args:
+            group: many workers, here and in other processes, share each partition.
+            concurrency: how many workers this process has for it.
+            options: further ones of `Client.share_consumer`: `max_deliveries`, `backoff`, ...
+
+        The handler takes what that of `consumer` takes, with `Job` in place of `Record`. A job is
+        done once its handler has returned, and what that sent is delivered; one that it raises for
+        comes again, and becomes a dead letter in the end. One that cannot be decoded is one at
+        once. The app answers; an answer that the handler gave counts.
+        """
+        check_names("App.share_consumer()", options, SHARE_OPTIONS)
+
+        def register(function: Function) -> Function:
+            self._register(
+                ShareSubscription(Handler(function, Job), topics, group, concurrency, options)
+            )
+            return function
+
+        return register
+
+    def _register(self, told: Subscription | ShareSubscription) -> None:
+        if self._client is not None:
+            raise er.ConfigError("the app runs: register handlers before it starts")
+        self._subscriptions.append(told)
 
     @property
     def client(self) -> Client | None:
@@ -201,6 +242,8 @@ class App(Closing):
         if client is None:
             return
         self._stopping.set()
+        for worker in self._workers:
+            worker.stop()
         until = time.monotonic() + self._stop_timeout
         for worker in self._workers:
             worker.thread.join(max(0.0, until - time.monotonic()))
@@ -224,13 +267,11 @@ class App(Closing):
             )
 
     def metrics(self) -> dict[str, int]:
-        """Returns the counts `handled`, `retried` and `skipped` of all workers since the last
-        start. `retried` counts tries, the others records."""
-        counts = dict.fromkeys(("handled", "retried", "skipped"), 0)
-        for worker in self._workers:
-            for name, count in worker.counts.items():
-                counts[name] += count
-        return counts
+        """Returns the counts `handled`, `retried`, `skipped` and `dead_letters` of all workers
+        since the last start. `retried` counts tries, the others records; `dead_letters` those of
+        `retry`, and jobs that could not be decoded."""
+        workers = self._workers
+        return {name: sum(worker.counts[name] for worker in workers) for name in COUNTS}
 
     def __enter__(self) -> App:
         self.start()
@@ -255,3 +296,6 @@ OPTIONS: Final = (
     "group", *(App.consumer.__kwdefaults__ or ()), *AppOptions.__annotations__,
 )  # fmt: skip
 """All options of `App.consumer`. Its own named parameters are listed for hints only."""
+SHARE_OPTIONS: Final = (
+    *(App.share_consumer.__kwdefaults__ or ()), "group", *AppShareOptions.__annotations__,
+)  # fmt: skip

@@ -7,6 +7,8 @@
     def bill(order: Order, record: Record)   both
     def bill(order: Order | None)            None for a record without a value
 
+Handlers of a share group have `Job` in place of `Record`.
+
 Owns decoding. Never decides what becomes of a record that cannot be decoded.
 """
 
@@ -15,12 +17,15 @@ from __future__ import annotations
 import inspect
 import types
 from collections.abc import Callable
-from typing import Any, Final, Union, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, Final, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 
 from penstock.client.consumer.records import Record
 from penstock.core.errors import ConfigError, PenstockError
+
+if TYPE_CHECKING:
+    from penstock.client.share.jobs import Job
 
 Function = Callable[..., Any]
 Decode = Callable[[bytes], Any]
@@ -36,17 +41,18 @@ class DecodeError(PenstockError):
 
 
 class Handler:
-    """A function with the way from a record to its arguments. Raises `ConfigError` where its
-    parameters or their types cannot be served."""
+    """A function with the way from a record to its arguments. `whole`: the type of all of it.
+    Raises `ConfigError` where its parameters or their types cannot be served."""
 
-    def __init__(self, function: Function) -> None:
+    def __init__(self, function: Function, whole: type[Any] = Record) -> None:
         self.function = function
+        self._whole = whole
         self.name = getattr(function, "__qualname__", repr(function))
         self.is_async = inspect.iscoroutinefunction(function)
         kinds = self._kinds()
         first = kinds[0]
         self._takes_both = len(kinds) == 2
-        self._takes_record = first is Record
+        self._takes_record = first is whole
         self._takes_none = False
         if get_origin(first) in (Union, types.UnionType) and type(None) in get_args(first):
             self._takes_none = True
@@ -54,14 +60,14 @@ class Handler:
             first = rest[0] if len(rest) == 1 else Union[tuple(rest)]  # noqa: UP007 - made here
         self._decode = None if self._takes_record else self._decoder(first)
 
-    def __call__(self, record: Record) -> Any:
+    def __call__(self, record: Record | Job) -> Any:
         """Calls it. Raises `DecodeError`, and what the function raises."""
         if self._takes_record:
             return self.function(record)
         value = self._value(record)
         return self.function(value, record) if self._takes_both else self.function(value)
 
-    def _value(self, record: Record) -> Any:
+    def _value(self, record: Record | Job) -> Any:
         if record.value is None:
             if self._takes_none:
                 return None
@@ -83,18 +89,19 @@ class Handler:
             parameters = inspect.signature(self.function).parameters.values()
         except (NameError, TypeError, ValueError) as error:
             raise ConfigError(f"handler {self.name}: its types are not known: {error}") from error
+        whole = self._whole
         wanted = [each for each in parameters if each.default is inspect.Parameter.empty]
-        kinds = [hints.get(each.name, Record) for each in wanted]
+        kinds = [hints.get(each.name, whole) for each in wanted]
         if (
             any(each.kind not in _POSITIONAL for each in wanted)
             or not 1 <= len(wanted) <= 2
-            or (len(wanted) == 2 and (kinds[1] is not Record or kinds[0] is Record))
+            or (len(wanted) == 2 and (kinds[1] is not whole or kinds[0] is whole))
         ):
             raise ConfigError(
                 f"handler {self.name}{inspect.signature(self.function)}: it takes a value or a "
-                "Record, or a value and a Record"
+                f"{whole.__name__}, or a value and a {whole.__name__}"
             )
-        return [Record if kind is Any else kind for kind in kinds]
+        return [whole if kind is Any else kind for kind in kinds]
 
     def _decoder(self, kind: Any) -> Decode | None:
         if kind is bytes:
@@ -109,5 +116,5 @@ class Handler:
             ) from error
 
 
-def place_of(record: Record) -> str:
+def place_of(record: Record | Job) -> str:
     return f"{record.topic}-{record.partition} offset {record.offset}"

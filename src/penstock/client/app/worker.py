@@ -1,17 +1,9 @@
 """A worker of an app: one thread, one member of a group, one handler.
 
-    poll -> decode -> handle -> (retry) -> next      commit: what is handled, once its own records
-                                                     are delivered
+The loop is that of its subscription: over records (`record_loop`), with retry topics
+(`client.retry`), or over the jobs of a share group (`job_loop`).
 
-A commit covers the handled records alone. The worker first goes back to a record whose handler
-failed, or that a stop overtook while it waited for its next try. It flushes what the handler sent
-before it commits, so that a commit never covers records that are nowhere.
-
-With "at-most-once" a record is committed before its handler is called, which has no second try. It
-claims as few at a time as a tenth of a second of work takes, since those are lost with their
-process; a stop works them off.
-
-Owns that order. Never touches signals or other workers.
+Owns the thread, the handler's event loop and its producer. Never touches signals or other workers.
 """
 
 from __future__ import annotations
@@ -19,82 +11,24 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Literal
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
 
-from penstock.client.app.handler import DecodeError, Handler, place_of
-from penstock.client.app.known_errors import KnownErrors
-from penstock.client.backoff import Retries
-from penstock.client.consumer.group.options import check_group_name
-from penstock.client.consumer.partition_cursor import TopicPartition
+from penstock.client.app.record_loop import RecordLoop
+from penstock.client.app.subscription import ShareSubscription, Subscription
 from penstock.client.consumer.records import Record
-from penstock.client.validation import check_choice, check_integer, check_range
-from penstock.core import errors as er
 
 if TYPE_CHECKING:
     from penstock.client.client import Client
     from penstock.client.consumer.group.consumer import GroupConsumer
     from penstock.client.producer.producer import Producer
+    from penstock.client.share.jobs import Job
 
 logger = logging.getLogger("penstock.app")
 
-OnError = Literal["stop", "skip"]
-AppGuarantee = Literal["at-least-once", "at-most-once"]
-
-POLL_SECONDS: Final = 0.2
-"""Between two looks whether to stop, while nothing comes."""
-CONCURRENCY_MAX: Final = 256
-RETRIES_MAX: Final = 1_000_000
-CLAIM_SECONDS: Final = 0.1
-"""Of work that is claimed at a time at most once."""
-CLAIM_RECORDS_MAX: Final = 10_000
 FLUSH_TIMEOUT: Final = 30.0
 """Seconds for what handlers sent to be delivered, before a commit."""
-OF_RECORDS: Final = (DecodeError, er.RecordTooLargeError, er.OffsetOutOfRangeError)
-"""Errors of Penstock that a record may cause. All others are the app's or its node's: by them each
-record would fail, and skipped they would be lost."""
-REFUSED_BATCHES: Final = (er.ErrorCode.BATCH_TOO_LARGE, er.ErrorCode.INVALID_TIMESTAMP)
-
-
-@dataclass(frozen=True, slots=True)
-class Subscription:
-    """The arguments of `App.consumer`."""
-
-    handler: Handler
-    topics: tuple[str, ...]
-    group: str
-    concurrency: int
-    on_error: OnError
-    retries: int
-    retry_backoff: float
-    retry_backoff_max: float
-    commit_interval: float
-    guarantee: AppGuarantee
-    options: Mapping[str, Any]
-
-    def __post_init__(self) -> None:
-        check_group_name(self.group)
-        check_integer("concurrency", self.concurrency)
-        check_range("concurrency", self.concurrency, 1, CONCURRENCY_MAX)
-        check_choice("on_error", self.on_error, ("stop", "skip"))
-        check_integer("retries", self.retries)
-        check_range("retries", self.retries, 0, RETRIES_MAX)
-        check_range("retry_backoff", self.retry_backoff, 0.0, 3600.0)
-        check_range("retry_backoff_max", self.retry_backoff_max, 0.0, 86_400.0)
-        check_range("commit_interval", self.commit_interval, 0.001, 3600.0)
-        if self.is_at_most_once and self.retries:
-            raise er.ConfigError(
-                f"consumer of group {self.group!r}: retries={self.retries} would handle a record "
-                "more than once, and it is at-most-once: leave retries out"
-            )
-        if not self.topics and self.options.get("pattern") is None:
-            raise er.ConfigError(f"consumer of group {self.group!r}: name topics, or give pattern=")
-
-    @property
-    def is_at_most_once(self) -> bool:
-        return self.guarantee == "at-most-once"
+COUNTS: Final = ("handled", "retried", "skipped", "dead_letters")
 
 
 class Worker:
@@ -103,28 +37,23 @@ class Worker:
 
     def __init__(
         self,
-        subscription: Subscription,
+        subscription: Subscription | ShareSubscription,
         client: Client,
         stopping: threading.Event,
         begin: Callable[[Worker], None],
         end: Callable[[], None],
     ) -> None:
         self.subscription = subscription
-        self.counts = dict.fromkeys(("handled", "retried", "skipped"), 0)
+        self.counts = dict.fromkeys(COUNTS, 0)
         self.failure: BaseException | None = None
         self.is_done = False
-        self.in_hand: Record | None = None
+        self.in_hand: Record | Job | None = None
         self._client = client
         self._stopping = stopping
         self._begin, self._end = begin, end
-        self._consumer: GroupConsumer
+        self._consumer: GroupConsumer | None = None
         self._producer: Producer | None = None
         self._runner: asyncio.Runner | None = None
-        self._is_committing = True
-        self._told = KnownErrors()
-        self._commit_at = 0.0
-        self._claim = 1
-        """Records to claim next, at most once."""
         name = f"penstock-{subscription.group}-{subscription.handler.name}"
         self.thread = threading.Thread(target=self._run, name=name, daemon=True)
 
@@ -156,157 +85,56 @@ class Worker:
 
     def _work(self) -> None:
         told = self.subscription
-        self._commit_at = time.monotonic() + told.commit_interval
         try:
-            self._consumer = consumer = self._client.consumer(
-                *told.topics, group=told.group,
-                guarantee="at-most-once" if told.is_at_most_once else "manual",
-                on_assigned=self._on_change, on_revoked=self._on_change, **told.options,
-            )  # fmt: skip
-            try:
-                if told.is_at_most_once:
-                    self._read_claimed(consumer)
-                else:
-                    self._read(consumer)
-            finally:
-                try:
-                    self._commit()  # closing would only log what it raises
-                finally:
-                    consumer.close()
+            if isinstance(told, ShareSubscription):
+                self._work_on_jobs(told)
+            elif told.retry is not None:
+                self._work_with_retries(told)
+            else:
+                self._work_on_records(told)
         finally:
             if self._producer is not None:
                 self._producer.close()
 
-    def _read(self, consumer: GroupConsumer) -> None:
-        stopping = self._stopping
-        while not stopping.is_set() and not consumer.is_at_end():
-            for record in consumer.unpack(consumer.poll(timeout=POLL_SECONDS)):
-                self._handle(record)
-                if stopping.is_set():
-                    break
-                if time.monotonic() >= self._commit_at:
-                    self._commit()
-            if time.monotonic() >= self._commit_at:
-                self._commit()
+    def stop(self) -> None:
+        """The app stops: a run ends that looks at its consumer alone. From another thread."""
+        if (consumer := self._consumer) is not None:
+            consumer.stop()
 
-    def _read_claimed(self, consumer: GroupConsumer) -> None:
-        """Reads at most once: a stop waits for the claimed records, for they do not come again."""
-        while not self._stopping.is_set() and not consumer.is_at_end():
-            batch = consumer.poll(self._claim, POLL_SECONDS)
-            left, begun = len(batch), time.monotonic()
-            for record in batch:
-                left -= 1
-                try:
-                    self._handle(record)
-                except BaseException:
-                    self._lose(left)
-                    raise
-            if batch:
-                each = max((time.monotonic() - begun) / len(batch), 1e-9)
-                self._claim = max(1, min(int(CLAIM_SECONDS / each), CLAIM_RECORDS_MAX))
-            if time.monotonic() >= self._commit_at:
-                self._commit()
-
-    def _lose(self, left: int) -> None:
-        """Counts the records that were claimed with one that ends the app."""
-        self.counts["skipped"] += left
-        if left:
-            logger.error(
-                "group %s: %d records that were claimed with it are lost",
-                self.subscription.group, left,
-            )  # fmt: skip
-
-    # --- one record ------------------------------------------------------------------------------
-    def _handle(self, record: Record) -> None:
-        """Handles it, or skips it, or leaves it to come again: with an error, or because of
-        a stop."""
+    def _call(self, record: Record | Job) -> None:
+        """Calls the handler. Raises what it raises."""
         self.in_hand = record
-        told = self.subscription
-        pauses = Retries(told.retry_backoff, told.retry_backoff_max)
         try:
-            while not self._tries(record, pauses):
-                if self._stopping.wait(pauses.next()):
-                    self._leave(record)
-                    return
-        except BaseException as error:
-            error.add_note(f"handler {told.handler.name} of group {told.group}: {place_of(record)}")
-            if told.on_error == "skip" and not _is_records(error):
-                error.add_note("the record is not skipped, for it is not at fault")
-            self._leave(record)
-            raise
+            called = self.subscription.handler(record)
+            if self._runner is not None:
+                self._runner.run(called)
         finally:
             self.in_hand = None
 
-    def _tries(self, record: Record, pauses: Retries) -> bool:
-        """Tries once; returns whether the record is done. Raises what is to stop the app."""
-        told = self.subscription
-        try:
-            called = told.handler(record)
-            if self._runner is not None:
-                self._runner.run(called)
-        except Exception as error:
-            if not isinstance(error, DecodeError) and pauses.tries < told.retries:
-                self.counts["retried"] += 1
-                logger.warning(
-                    "group %s: %s failed at %s, try %d of %d: %r",
-                    told.group, told.handler.name, place_of(record), pauses.tries + 1,
-                    told.retries + 1, error,
-                )  # fmt: skip
-                return False
-            if told.on_error == "stop" or not _is_records(error):
-                raise
-            self.counts["skipped"] += 1
-            shows = self._told.is_new(error) or logger.isEnabledFor(logging.INFO)
-            logger.error(
-                "group %s: %s failed at %s, which is skipped: %r",
-                told.group, told.handler.name, place_of(record), error,
-                exc_info=error if shows else None,
-            )  # fmt: skip
-            return True
-        self.counts["handled"] += 1
-        return True
+    def flush(self, timeout: float = FLUSH_TIMEOUT) -> None:
+        """Waits until what the handler sent is delivered. Raises what keeps it from that."""
+        if self._producer is not None:
+            self._producer.flush(timeout)
 
-    def _leave(self, record: Record) -> None:
-        """Goes back to the record, so that later commits do not cover it."""
-        if self.subscription.is_at_most_once:
-            return  # it is committed
-        try:
-            self._consumer.seek(record.topic, record.partition, record.offset)
-        except er.PenstockError:
-            self._is_committing = False  # the others come again, too
-            logger.exception("group %s: nothing more is committed", self.subscription.group)
+    def _work_on_jobs(self, told: ShareSubscription) -> None:
+        from penstock.client.app.job_loop import JobLoop  # few do
 
-    # --- commits ---------------------------------------------------------------------------------
-    def _on_change(self, partitions: list[TopicPartition]) -> None:
-        """Commits before partitions go. After they came it commits where they begin, so that a
-        crash does not move "latest" on."""
-        self._commit()
+        with self._client.share_consumer(*told.topics, group=told.group, **told.options) as jobs:
+            JobLoop(
+                jobs, told.handler.name, self._call, self.flush, self._stopping, self.counts
+            ).run()
 
-    def _commit(self) -> None:
-        """Commits what is handled, unless it is committed. Without an answer it tries again; at
-        worst records come again. Raises `DeliveryError` where what was sent is lost."""
-        self._commit_at = time.monotonic() + self.subscription.commit_interval
-        if not self._is_committing:
-            return
-        try:
-            if self._producer is not None:
-                self._producer.flush(FLUSH_TIMEOUT)
-            if not self.subscription.is_at_most_once:
-                self._consumer.commit()
-        except er.StaleGenerationError as error:
-            logger.warning("%s", error)
-        except er.DeliveryError:
-            self._is_committing = False
-            raise
-        except er.PenstockError as error:
-            if not error.retriable:
-                raise
-            logger.warning("group %s: a commit failed: %s", self.subscription.group, error)
+    def _work_with_retries(self, told: Subscription) -> None:
+        from penstock.client.retry.blocking import drive  # few do
 
+        with self._client.consumer(
+            *told.topics, group=told.group, commit_interval=told.commit_interval, **told.options
+        ) as consumer:
+            self._consumer = consumer
+            _, steps = consumer.running(told.handler.function, told.retry, self, self.counts)
+            if self._stopping.is_set():
+                consumer.stop()
+            drive(self._call, steps)
 
-def _is_records(error: BaseException) -> bool:
-    """Returns whether a handler failed by its own code or by the record, and not by the app or its
-    node."""
-    if isinstance(error, er.ProduceError):
-        return error.code in REFUSED_BATCHES
-    return not isinstance(error, er.PenstockError) or isinstance(error, OF_RECORDS)
+    def _work_on_records(self, told: Subscription) -> None:
+        RecordLoop(told, self._client, self._call, self.flush, self._stopping, self.counts).run()

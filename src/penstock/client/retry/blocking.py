@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from penstock.client.app.handler import Handler
+from penstock.client.consumer.records import Record
 from penstock.client.retry.steps import HandleStep, Step, Steps, WaitStep
 from penstock.client.stop_signals import stopped_by_signals
 from penstock.core.errors import ConfigError
@@ -20,20 +21,25 @@ def carry_out(handler: Handler, steps: Steps[None], stop: Callable[[], object]) 
             "plain ones; use penstock.aio for coroutines"
         )
     with stopped_by_signals(stop):
-        result, failure = None, None
-        while True:
-            try:
-                step = steps.send(result) if failure is None else steps.throw(failure)
-            except StopIteration:
-                return
-            result = failure = None
-            try:
-                result = _done(handler, step)
-            except BaseException as error:  # the steps say what becomes of it
-                failure = error
+        drive(handler, steps)
 
 
-def _done(handler: Handler, step: Step) -> Any:
+def drive(handle: Callable[[Record], object], steps: Steps[None]) -> None:
+    """The same, where signals are another one's."""
+    result, failure = None, None
+    while True:
+        try:
+            step = steps.send(result) if failure is None else steps.throw(failure)
+        except StopIteration:
+            return
+        result = failure = None
+        try:
+            result = _done(handle, step)
+        except BaseException as error:  # the steps say what becomes of it
+            failure = error
+
+
+def _done(handle: Callable[[Record], object], step: Step) -> Any:
     if isinstance(step, HandleStep):
-        return handler(step.record)
+        return handle(step.record)
     return run(step.waits) if isinstance(step, WaitStep) else step.work()

@@ -283,9 +283,7 @@ class GroupConsumer(Closing, api_hints.Elsewhere):
 
     def unpack(self, batch: GroupBatch) -> Iterator[Record]:
         """The records of a batch, the position following each of them."""
-        if self._claims is not None:
-            return iter(batch)
-        return chain.from_iterable(self._runs(batch))
+        return iter(batch) if self._claims is not None else chain.from_iterable(self._runs(batch))
 
     def _runs(self, batch: GroupBatch) -> Iterator[Iterator[Record]]:
         for rows in self.runs(batch):
@@ -512,11 +510,13 @@ class GroupConsumer(Closing, api_hints.Elsewhere):
 
         carry_out(*self.running(handler, retry, producer), self.stop)
 
-    def running(self, function: Any, retry: Any, producer: Any) -> tuple[Handler, Steps[None]]:
-        """`run`, with its steps left to another one."""
+    def running(
+        self, function: Any, retry: Any, producer: Any, counts: dict[str, int] | None = None
+    ) -> tuple[Handler, Steps[None]]:
+        """`run`, with its steps left to another one. `counts`: where to count, if not here."""
         from penstock.client.retry.runner import steps_of
 
-        return steps_of(self, function, retry, producer, self._made_with, self._counts)
+        return steps_of(self, function, retry, producer, self._made_with, counts or self._counts)
 
     def stop(self) -> None:
         """Lets `run` end, once the record in hand is done. Returns at once; from any thread,
@@ -545,8 +545,7 @@ class GroupConsumer(Closing, api_hints.Elsewhere):
     def metrics(self) -> dict[str, int]:
         """Counters since the consumer was made."""
         counts = self._reader.metrics()
-        skipped = counts["skipped"] + self._counts["skipped"]
-        return {**counts, **self._counts, "skipped": skipped}
+        return {**counts, **self._counts, "skipped": counts["skipped"] + self._counts["skipped"]}
 
     def _described(self) -> str:
         who = f"of group {self.group!r} ({self.guarantee})"
