@@ -224,7 +224,7 @@ class Trial:
     def _round(self) -> None:
         rng = self._rng
         pause = rng.uniform(0.01, 0.08) if rng.random() < 0.3 else rng.uniform(0.08, 0.25)
-        self._go_on_for(pause * self.patience)
+        self._go_on_for(pause * self.patience * self.scene.pauses)
         self._check()
         weights = self.weights()
         kinds = self.scene.kinds or tuple(weights)

@@ -29,6 +29,8 @@ class Scene:
     readers: tuple[str, ...] = ("read_uncommitted",)
     kinds: tuple[str, ...] = ()
     """Faults that strike; none given: all of them."""
+    pauses: float = 1.0
+    """How much longer than usual the pauses between faults are."""
     url: str = ""
     """Where they connect, if not as the trial does, and how (`connect`)."""
     connect: dict[str, Any] = field(default_factory=dict)
