@@ -47,12 +47,19 @@ class DeadLetterQueue(Shown):
         found = self._core.letters(
             where=where, partition=partition, only=only, replayed=replayed, limit=limit
         )
+        is_bringing = False
         try:
-            while some := await in_thread(lambda: list(islice(found, AT_ONCE))):
+            while True:
+                is_bringing = True  # cancelled, its thread closes it
+                some = await in_thread(lambda: [*islice(found, AT_ONCE)], lambda _: found.close())
+                is_bringing = False
+                if not some:
+                    return
                 for letter in some:
                     yield letter
         finally:
-            await in_thread(found.close)
+            if not is_bringing:
+                await in_thread(found.close)
 
     async def letter(self, partition: int, offset: int) -> DeadLetter:
         """The dead letter at this place."""
