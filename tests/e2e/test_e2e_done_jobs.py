@@ -9,6 +9,7 @@ from event_loops import run
 
 import penstock
 from penstock import aio
+from penstock.client.transactions import inputs
 from penstock.core import errors as er
 from penstock.testing import Broker, produce, wait_until
 
@@ -195,6 +196,35 @@ def test_as_many_as_a_message_takes(node, client, topic, outputs, work, producer
         jobs.ack_many(rest)
         jobs.flush()
         assert left(client, jobs.group) == (0, 0, 0)
+        assert jobs.metrics()["stale"] == 0
+
+
+def test_offsets_and_jobs_that_no_message_takes(
+    node, client, topic, outputs, work, producer, monkeypatch
+):
+    """Each of both has bounds of its own, which together are more than a message takes."""
+    monkeypatch.setattr(inputs, "MESSAGE_BYTES_MAX", 300)
+    produce(node, topic, [b"%d" % n for n in range(100)])
+    with (
+        work() as jobs,
+        client.consumer(topic, group=next(GROUPS), guarantee="exactly-once") as own,
+    ):
+        held, batch = polled(jobs, 100), own.poll(1, timeout=WITHIN)
+        told = (
+            r"was not asked to commit: offsets of 1 consumed partitions, and jobs in 50 runs of "
+            r"offsets by \d+ leases \(done=\), take \d+ bytes, over MESSAGE_BYTES_MAX=300 .*Abort"
+        )
+        with (
+            pytest.raises(er.ResourceLimitError, match=told),
+            producer.transaction(consumed=batch, done=held[::2]),
+        ):
+            producer.send(outputs, b"never")
+        again = own.poll(1, timeout=WITHIN)
+        with producer.transaction(consumed=again, done=held[:1]):
+            producer.send(outputs, b"little at once")
+        assert [record.offset for record in again] == [record.offset for record in batch]
+        jobs.ack_many(held[1:])
+        jobs.flush()
         assert jobs.metrics()["stale"] == 0
 
 

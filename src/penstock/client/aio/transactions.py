@@ -25,10 +25,11 @@ from penstock.client.aio.waits import going_on, in_thread
 from penstock.client.options import StageOptions, TransactionOptions
 from penstock.client.remote.address import Place
 from penstock.client.share.done_jobs import Done, check_done
+from penstock.client.transactions.inputs import TransactionInputs
 from penstock.client.transactions.producer import (
     TransactionalProducer as BlockingTransactionalProducer,
 )
-from penstock.client.transactions.producer import TransactionInputs, poll_again
+from penstock.client.transactions.producer import poll_again
 from penstock.client.transactions.stages import Stage as BlockingStage
 from penstock.client.transactions.state_machine import TransactionState
 from penstock.core import errors as er

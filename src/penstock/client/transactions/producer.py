@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Final, NamedTuple, Unpack
+from typing import TYPE_CHECKING, Final, Unpack
 
 from penstock.client.consumer.group.consumed import check_consumed, consumed_offsets, rewind
 from penstock.client.producer.pipeline import Pipeline
@@ -32,12 +32,12 @@ from penstock.client.transactions.identified_producer import (
     checked,
     lasting,
 )
+from penstock.client.transactions.inputs import NO_INPUTS, TransactionInputs
 from penstock.client.transactions.retained import check_kept
 from penstock.client.transactions.state_machine import TransactionLife, TransactionState
 from penstock.client.validation import check_range, check_text
 from penstock.core import errors as er
 from penstock.ipc import coordination as co
-from penstock.ipc.sharing import DoneJobs
 
 if TYPE_CHECKING:
     from penstock.client.consumer.group.consumed import Consumed
@@ -48,16 +48,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger("penstock.transactions")
 
 TIMEOUT_MAX: Final = 900.0
-
-
-class TransactionInputs(NamedTuple):
-    """The offsets and jobs that a commit takes along."""
-
-    offsets: list[co.GroupOffsets]
-    done: list[DoneJobs]
-
-
-NO_INPUTS: Final = TransactionInputs([], [])
 
 
 class TransactionalProducer(Producer):
@@ -198,8 +188,8 @@ class TransactionalProducer(Producer):
         Whatever is raised but `PenstockTimeout` and `NotConnectedError`, nothing of it counts, and
         the next transaction may begin: `TransactionError` (a record failed, or the transaction took
         too long), `StaleGenerationError` (a consumed partition, or a job, belongs to another member
-        by now),
-        `ProducerFencedError` (another producer has the id: end this one).
+        by now), `ProducerFencedError` (another producer has the id: end this one).
+        `ResourceLimitError`: more offsets and jobs than one message takes; abort it.
         `PenstockTimeout`, `NotConnectedError`: nobody answered, so the outcome is not known. Called
         again this asks for it; a new producer with the same id settles it as well.
         """
@@ -217,6 +207,7 @@ class TransactionalProducer(Producer):
         if self.life.state is not TransactionState.COMMITTING:  # else it was asked for with these
             jobs = check_done(jobs if done is None else done)
         inputs = TransactionInputs(consumed_offsets(consumed), messages_for(jobs))
+        inputs.check_size(self.transactional_id)
         with state.lock:
             state.books.open()
             self.life.commit()
