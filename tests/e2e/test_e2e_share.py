@@ -18,6 +18,7 @@ from cli_runner import environment
 from event_loops import run
 
 from penstock import aio
+from penstock.client.share import acquirer
 from penstock.core import errors as er
 from penstock.testing import Broker, produce, wait_until
 
@@ -506,6 +507,24 @@ def test_who_polls_fast_has_the_next_jobs_under_way_and_who_polls_slowly_has_not
             assert leased() <= 100
         else:
             wait_until(lambda: leased() > 100, WITHIN)
+
+
+def test_a_worker_with_all_its_leases_says_why_it_gets_no_more(
+    topic, work, node, monkeypatch, caplog
+):
+    monkeypatch.setattr(acquirer, "LEASES_MAX", 3)
+    produce(node, topic, [b"x"] * 5)
+    with work() as jobs:
+        held = [jobs.poll(1, timeout=WITHIN) for _ in range(3)]
+        assert [len(each) for each in held] == [1, 1, 1]
+        assert [jobs.poll(timeout=0.05), jobs.poll(timeout=0.05)] == [[], []]
+        assert "by as many leases as it may have" in repr(jobs)
+        [told] = [it.getMessage() for it in caplog.records if "3 leases (LEASES_MAX)" in it.message]
+        assert "gets no further jobs before it answers" in told
+        held[0][0].ack()
+        assert len(jobs.poll(1, timeout=WITHIN)) == 1
+        assert jobs.poll(timeout=0.05) == []
+        assert jobs.metrics()["held_up"] == 2
 
 
 def test_two_leases_of_a_partition_are_read_one_after_the_other(client, topic, work):

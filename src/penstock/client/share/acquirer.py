@@ -68,11 +68,14 @@ class Acquirer:
         self._exchange = exchange
         self._dead_letters = dead_letters
         self._counts = counts
-        counts.update(acquired=0, requests=0, empty=0, request_failures=0, rejoins=0, paused=0)
+        counts.update(
+            acquired=0, requests=0, empty=0, request_failures=0, rejoins=0, paused=0, held_up=0
+        )
         self._ack_interval = ack_interval
         self._max_lease = max_lease or float("inf")
         self._pauses = Backoff(PAUSE_MIN, PAUSE_MAX)
         self._is_paused = False
+        self._was_held_up = False
         self._is_told = False
         """Whether the coordinator gives a notice once there is something to acquire."""
         self._retry_at = 0.0
@@ -132,7 +135,7 @@ class Acquirer:
         is_due = self.is_due(now)
         # A member that has answered for all its jobs may get those that are tried one by one.
         acquires = lacking > 0 and (is_due or self._is_worth_it(now))
-        acquires = acquires and len(self._leases) < LEASES_MAX
+        acquires = acquires and not self._is_held_up()
         if not (acquires or is_due) or self._exchange.under_way is not None:
             return
         sent = self._leases.outgoing()
@@ -151,6 +154,26 @@ class Acquirer:
         if now < self._retry_at:
             return False
         return not self._is_told or self._lease_reader.has_work()
+
+    @property
+    def has_all_leases(self) -> bool:
+        """Whether it gets no further jobs before it answers for those of a lease."""
+        return len(self._leases) >= LEASES_MAX
+
+    def _is_held_up(self) -> bool:
+        """Whether that keeps it from asking. Told once."""
+        is_held_up = self.has_all_leases
+        if is_held_up and not self._was_held_up:
+            self._counts["held_up"] += 1
+            if self._counts["held_up"] == 1:
+                logger.warning(
+                    "share group %s: this worker has %d leases (LEASES_MAX) with jobs that have no "
+                    "answer, and gets no further jobs before it answers for all of one: answer, or "
+                    "poll for more jobs at a time (told once)",
+                    self._exchange.group, LEASES_MAX, extra={"group": self._exchange.group},
+                )  # fmt: skip
+        self._was_held_up = is_held_up
+        return is_held_up
 
     def _taking_in(self) -> Waits[None]:
         """The answer to what was asked, if there is one."""

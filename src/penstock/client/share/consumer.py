@@ -163,7 +163,9 @@ class ShareConsumer(Closing, api_hints.Elsewhere):
 
         `timeout` is in seconds (None: no limit). Nothing there is an empty list. The caller
         answers each job. If it works them off within a twentieth of a second, the consumer asks
-        for as many more meanwhile.
+        for as many more meanwhile. The jobs of a partition that one request brings are a lease. A
+        worker that has 250 leases (`LEASES_MAX`) with jobs without an answer gets nothing more.
+        That is logged once, and counted (`held_up`).
 
         Raises `NotConnectedError` (no node for `node_timeout`), and what the coordinator refuses
         with. Records of a partition that cannot be read are logged and counted, and do not raise.
@@ -327,8 +329,9 @@ class ShareConsumer(Closing, api_hints.Elsewhere):
         who = f"of group {self.group!r}"
         if self._closed:
             return f"{who}, closed"
-        held = self._leases.records
-        return f"{who}: {held} records held, {len(self._lease_reader.queue)} of them at hand"
+        held, at_hand = self._leases.records, len(self._lease_reader.queue)
+        full = ", by as many leases as it may have" if self._acquirer.has_all_leases else ""
+        return f"{who}: {held} records held, {at_hand} of them at hand{full}"
 
     def close(self) -> None:
         """Sends the answers, gives back the rest (it counts as no delivery), leaves the group."""
