@@ -27,6 +27,7 @@ from penstock.cluster.shares.policy import SharePolicy, decode_policy
 from penstock.cluster.shares.runs import Runs, count
 from penstock.cluster.shares.share_log import DELTA, SNAPSHOT, LoggedShare, Place, Uniform
 from penstock.cluster.shares.state import FailedDelivery
+from penstock.cluster.shares.waiting import WaitingMembers
 from penstock.core.errors import GroupError, ResourceLimitError
 
 SHARE: Final = "share"
@@ -85,7 +86,7 @@ class ShareGroup:
     policy: SharePolicy = field(default_factory=SharePolicy)
     is_set: bool = False
     partitions: dict[Place, LoggedShare] = field(default_factory=dict)
-    waiting: dict[str, None] = field(default_factory=dict)
+    waiting: WaitingMembers = field(default_factory=WaitingMembers)
     burying: dict[tuple[Place, int], tuple[str, float]] = field(default_factory=dict)
     counts: Counter[str] = field(default_factory=Counter)
     breaker: Breaker = field(default_factory=Breaker)
@@ -113,6 +114,15 @@ class ShareGroup:
             return of_topics, count_max
         is_free = not any(machine.holds(member) for _, machine in machines)
         return suspected, min(count_max, int(is_free))
+
+    def available(self, places: Collection[Place], known: dict[Place, KnownEnds], most: int) -> int:
+        """How many records of these partitions a member may get, up to so many."""
+        found = 0
+        for place in places if most else ():
+            machine, ends = self.machine(place), known.get(place, KnownEnds(place, 0, 0))
+            new = ends.end - ends.start
+            found += new if machine is None else machine.available(ends.end, most)
+        return min(found, most)
 
     def granted(self, grant: LeaseGranted) -> None:
         self.counts["acquired"] += count(grant.runs)
@@ -346,6 +356,9 @@ class ShareGroups:
         granted: list[GrantedRecords] = []
         frontiers, is_full, runs_left = dict[Place, int](), False, LEASE_RUNS_MAX
         allowed, count_max = group.allowed(member, places, topics, count_max)
+        count_max = group.waiting.part_for(
+            member, count_max, lambda most: group.available(allowed, known, most)
+        )
         group.turn += 1
         group.breaker.turn(now)
         at = group.turn % len(places) if places else 0
@@ -371,10 +384,7 @@ class ShareGroups:
             count_max, runs_left = count_max - count(grant.runs), runs_left - len(grant.runs)
             group.granted(grant)
             frontiers[place] = max(frontiers[place], grant.runs[-1][1])
-        if granted or count_max <= 0:
-            group.waiting.pop(member, None)
-        else:
-            group.waiting[member] = None
+        group.waiting.asked(member, waits=not granted and count_max > 0)
         if records and name not in self._groups:
             self._groups[name] = group  # its volatile part
         answer = Acquisition(
@@ -435,7 +445,7 @@ class ShareGroups:
         group = self._groups.get(name)
         if group is None:
             return Decision((), 0)
-        group.waiting.pop(member, None)
+        group.waiting.forget(member)
         for key in [key for key, (who, _) in group.burying.items() if who == member]:
             del group.burying[key]
         records, settled, dead = [], 0, 0
@@ -470,16 +480,7 @@ class ShareGroups:
     def called(self, name: str, most: int, but: str | None = None) -> frozenset[str]:
         """Members that wait for work, as many as there may be something for."""
         group = self._groups.get(name)
-        found: list[str] = []
-        for member in group.waiting if group is not None else ():
-            if len(found) == most:
-                break
-            if member != but:
-                found.append(member)
-        for member in found:
-            assert group is not None
-            del group.waiting[member]
-        return frozenset(found)
+        return group.waiting.call(most, but) if group is not None else frozenset()
 
     # --- what time and operators do ---
     def deadline(self) -> float | None:

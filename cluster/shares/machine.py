@@ -279,6 +279,11 @@ class SharePartition:
             LeaseGranted(number, runs, (*before, (1, fresh))),
         )
 
+    def available(self, end: int, count_max: int) -> int:
+        """Records up to `end` that could be leased now, counted up to so many."""
+        ready = count(self._state.window.in_state(READY, count_max))
+        return min(count_max, ready + max(0, min(end, self._begun_max) - self.frontier))
+
     @property
     def _begun_max(self) -> int:
         """How far `begin` may go now."""

@@ -11,6 +11,7 @@ from seeds import seed_of
 from penstock.cluster.decisions import Decision, Record
 from penstock.cluster.shares import KnownEnds, ShareGroups, SharePolicy, breaker, share_log
 from penstock.cluster.shares import groups as groups_module
+from penstock.cluster.shares.runs import count
 from penstock.core.errors import ConfigError, GroupError, ResourceLimitError
 
 TOPICS = (b"a" * 16, b"b" * 16)
@@ -153,6 +154,42 @@ def test_the_log_makes_the_same_state_wherever_it_ends_and_whatever_a_compaction
 def acquired(shell: Shell, count: int, end: int, *, name: str = "red", member: str = "m"):
     ends = [KnownEnds(PLACES[0], 0, end)]
     return shell.decide(shell.machine.acquire(0.0, name, member, count, ends, TOPICS))
+
+
+def shares_of(shell: Shell, end: int, *members: str) -> list[int]:
+    """How many of at most 500 records each gets, one after the other."""
+    asked = (acquired(shell, 500, end, member=member) for member in members)
+    return [sum(count(each.granted.runs) for each in got.granted) for got in asked]
+
+
+def test_workers_that_wait_share_what_comes():
+    shell = Shell()
+    assert shares_of(shell, 0, "a", "b", "c") == [0, 0, 0]
+    assert shares_of(shell, 200, "a", "b", "c") == [67, 67, 66]
+    assert shares_of(shell, 201, "a", "b") == [1, 0]
+
+
+def test_who_asks_again_gets_what_others_do_not_come_for():
+    shell = Shell()
+    assert shares_of(shell, 0, "a", "b", "c") == [0, 0, 0]
+    assert shares_of(shell, 90, "a", "a", "b") == [30, 60, 0]
+
+
+def test_where_there_is_plenty_nobody_gets_less():
+    shell = Shell()
+    assert shares_of(shell, 0, "a", "b") == [0, 0]
+    assert shares_of(shell, 1000, "a", "b") == [500, 500]
+
+
+def test_a_member_that_was_called_has_its_share_and_one_that_left_has_none():
+    shell = Shell()
+    acquired(shell, 100, 100, member="a")
+    assert shares_of(shell, 100, "b", "c", "d") == [0, 0, 0]
+    shell.decide(shell.machine.leave(0.0, "red", "d", "gone"))
+    released = shell.machine.release("red", PLACES[0], 1, ((0, 100),), "a")
+    assert released.notify == {"b", "c"}
+    shell.decide(released)
+    assert shares_of(shell, 100, "b", "c") == [50, 50]
 
 
 def test_a_log_that_ends_within_a_snapshot_has_the_state_before_it(monkeypatch):
