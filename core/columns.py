@@ -8,6 +8,7 @@ from another process can raise `CorruptBatchError` and nothing worse.
 from __future__ import annotations
 
 import struct
+from array import array
 from collections.abc import Iterator, Sequence
 from itertools import pairwise, repeat
 from typing import Any, Final, overload
@@ -351,9 +352,14 @@ def decode(
         _headers(body, found, head),
     )  # fmt: skip
     if head.attributes & hd.ATTR_HAS_WORK:
-        columns.work = wk.read_work(stored, head).columns(count)
+        columns.work = wk.read_work(stored, head, _ends).columns(count)
     columns.mapped_end = mapped_end
     return columns
+
+
+def _ends(deltas: array[int]) -> tuple[int, int]:
+    numbers = np.frombuffer(deltas, f"i{deltas.itemsize}")
+    return int(numbers.min()), int(numbers.max())
 
 
 _NOT_PLAIN: Final = (

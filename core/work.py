@@ -17,9 +17,9 @@ from __future__ import annotations
 
 import struct
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import repeat
-from typing import Final, NamedTuple, TypeVar
+from typing import Final, NamedTuple, TypeVar, overload
 
 from penstock.core import header as hd
 from penstock.core import plain
@@ -141,10 +141,43 @@ class TimeSection(NamedTuple):
     base: int
     deltas: array[int] | None
 
-    def listed(self, count: int) -> list[int | None]:
-        if self.deltas is None:
-            return [self.base] * count
-        return [None if delta < 0 else self.base + delta for delta in self.deltas]
+
+class TimeColumn(Sequence[int | None]):
+    """The times of a batch, which become numbers where they are asked for: of a batch of a thousand
+    a work queue may want one record."""
+
+    __slots__ = ("_base", "_count", "_deltas")
+
+    def __init__(self, section: TimeSection, count: int) -> None:
+        self._base, self._deltas = section
+        self._count = count
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[int | None]:
+        return iter(self[:])
+
+    @overload
+    def __getitem__(self, rows: int) -> int | None: ...
+
+    @overload
+    def __getitem__(self, rows: slice) -> list[int | None]: ...
+
+    def __getitem__(self, rows: int | slice) -> int | list[int | None] | None:
+        if not isinstance(rows, slice):
+            row = range(self._count)[rows]
+            return self[row : row + 1][0]
+        base = self._base
+        if self._deltas is None:
+            return [base] * len(range(*rows.indices(self._count)))
+        return [None if delta < 0 else base + delta for delta in self._deltas[rows]]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and self[:] == list(other)
+
+    def __hash__(self) -> int:
+        return hash(tuple(self[:]))
 
 
 class WorkSections(NamedTuple):
@@ -162,29 +195,41 @@ class WorkSections(NamedTuple):
             numbers = self.priorities * (count if len(self.priorities) == 1 else 1)
             priorities = [None if each == _NO_PRIORITY else each for each in numbers]
         return WorkColumns(
-            None if self.due is None else self.due.listed(count),
-            None if self.expires is None else self.expires.listed(count),
+            None if self.due is None else TimeColumn(self.due, count),
+            None if self.expires is None else TimeColumn(self.expires, count),
             priorities,
             self.dedup_ids,
         )
 
 
-def read_work(stored: bytes | memoryview, head: hd.BatchHeader) -> WorkSections:
+def ends_of(deltas: array[int]) -> tuple[int, int]:
+    """The least and the greatest."""
+    return min(deltas), max(deltas)
+
+
+def read_work(
+    stored: bytes | memoryview,
+    head: hd.BatchHeader,
+    ends: Callable[[array[int]], tuple[int, int]] = ends_of,
+) -> WorkSections:
     """The sections of a batch whose attributes say that it has some, out of its body as it is
-    stored. Raises `CorruptBatchError`."""
+    stored. `ends`: who has numpy finds them sooner. Raises `CorruptBatchError`."""
     body = stored if head.codec == hd.CODEC_NONE else plain.behind_block(stored)
     found, count = sc.directory(body), head.record_count
     if not count or not any(ident in found for ident in _SECTIONS):
         raise CorruptBatchError("a batch promises sections for work queues and lacks them")
     return WorkSections(
-        _times(body, found, sc.SECTION_DUE_TIMES, count),
-        _times(body, found, sc.SECTION_EXPIRY_TIMES, count),
+        _times(body, found, sc.SECTION_DUE_TIMES, count, ends),
+        _times(body, found, sc.SECTION_EXPIRY_TIMES, count, ends),
         _priorities(body, found, count),
         _dedup_ids(body, found, count),
     )
 
 
-def _times(body: hd.Buffer, found: sc.Directory, ident: int, count: int) -> TimeSection | None:
+def _times(
+    body: hd.Buffer, found: sc.Directory, ident: int, count: int,
+    ends: Callable[[array[int]], tuple[int, int]],
+) -> TimeSection | None:  # fmt: skip
     if ident not in found:
         return None
     encoding, start, length = found[ident]
@@ -197,7 +242,7 @@ def _times(body: hd.Buffer, found: sc.Directory, ident: int, count: int) -> Time
     deltas, low, high = None, 0, 0
     if width:
         deltas = array(_WIDTHS[encoding], bytes(body[start + _BASE.size : start + length]))
-        low, high = min(deltas), max(deltas)
+        low, high = ends(deltas)
     if low < _NO_TIME or base < 0 or base + max(high, 0) > TIME_MAX:
         raise CorruptBatchError(
             f"section {ident} has times {low} to {high} microseconds from {base}, which is not "
