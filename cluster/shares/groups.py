@@ -27,7 +27,7 @@ from penstock.cluster.shares.policy import SharePolicy, decode_policy
 from penstock.cluster.shares.runs import Runs, count
 from penstock.cluster.shares.share_log import DELTA, SNAPSHOT, LoggedShare, Place, Uniform
 from penstock.cluster.shares.state import FailedDelivery
-from penstock.cluster.shares.waiting import WaitingMembers
+from penstock.cluster.shares.waiting_members import WaitingMembers
 from penstock.core.errors import GroupError, ResourceLimitError
 
 SHARE: Final = "share"
