@@ -25,7 +25,7 @@ from penstock.cluster.shares.machine import (
 )
 from penstock.cluster.shares.policy import SharePolicy, decode_policy
 from penstock.cluster.shares.runs import Runs, count
-from penstock.cluster.shares.share_log import DELTA, SNAPSHOT, LoggedShare, Place, Uniform
+from penstock.cluster.shares.share_log import DELTA, RUN, SNAPSHOT, LoggedShare, Place, Uniform
 from penstock.cluster.shares.state import FailedDelivery
 from penstock.cluster.shares.waiting_members import WaitingMembers
 from penstock.core.errors import GroupError, ResourceLimitError
@@ -95,7 +95,7 @@ class ShareGroup:
 
     def machine(self, place: Place) -> SharePartition | None:
         share = self.partitions.get(place)
-        return None if share is None else share.machine
+        return None if share is None else share.whole()
 
     def allowed(
         self, member: str, places: Sequence[Place], topics: Collection[bytes], count_max: int
@@ -152,7 +152,7 @@ class ShareGroups:
             group.pause = None if record.value is None else decode_pause(record.value)
             group.breaker.forget()
             self._forget_void(rest[0])
-        elif kind in (SNAPSHOT, DELTA):
+        elif kind in (SNAPSHOT, RUN, DELTA):
             name, topic_id, partition, side, at = rest
             group = self._groups.setdefault(name, ShareGroup())
             place = (topic_id, partition)
@@ -190,7 +190,7 @@ class ShareGroups:
             self._large[key] = None
         if share.machine is None:
             return
-        due_us, end_us = share.machine.next_due_us(), share.machine.first_end_us()
+        due_us, end_us = share.machine.next_wake_us(), share.machine.first_end_us()
         due = [due_us / 1e6] if due_us is not None else []
         if end_us is not None and key not in self._planned:
             step = share.limits.max_lease / EXPIRY_STEPS
@@ -274,8 +274,9 @@ class ShareGroups:
         )  # fmt: skip
 
     def delay(
-        self, now: float, name: str, place: Place, lease: int, runs: Runs, due_us: int, by: str
-    ) -> Decision[LeaseAnswered]:
+        self, now: float, name: str, place: Place, lease: int, runs: Runs,
+        due_us: int | Sequence[int], by: str,
+    ) -> Decision[LeaseAnswered]:  # fmt: skip
         return self._answered(
             name, place, "delayed", lambda it: it.delay(_us(now), lease, runs, due_us), runs, by
         )
@@ -384,6 +385,7 @@ class ShareGroups:
             count_max, runs_left = count_max - count(grant.runs), runs_left - len(grant.runs)
             group.granted(grant)
             frontiers[place] = max(frontiers[place], grant.runs[-1][1])
+        group.counts["held_up"] += is_full
         group.waiting.asked(member, waits=not granted and count_max > 0)
         if records and name not in self._groups:
             self._groups[name] = group  # its volatile part

@@ -22,7 +22,8 @@ class ShareLimits:
     """Seconds that a failed record waits at most."""
 
     delay_max: float = 365 * 86_400.0
-    """Seconds that a worker may have a failed record wait."""
+    """Seconds that a worker may have a failed record wait. Until when a record is delayed its
+    producer says."""
 
     max_lease: float = 0.0
     """Seconds that a worker has for a record before others get it, unless it asks for more time.
@@ -38,6 +39,10 @@ class ShareLimits:
     ahead_max: int = 50_000
     """Records that are begun, have nobody, and of which the keys or tenants are known: so far a
     group with an order or with turns looks ahead. Each takes up to 150 bytes."""
+
+    waiting_max: int = 10_000_000
+    """Records that wait until they are due. Each takes 8 bytes. Where there are so many, no further
+    record is begun with before one of them is due: they are not read, and wait in the topic."""
 
     runs_max: int = 4096
     """Runs of offsets in one request."""

@@ -34,6 +34,9 @@ final nor condemned. So of a key one is leased at a time, the next one only afte
 holds that one up holds up the key: a backoff, a due time, a worker that takes long. In a group with
 turns `lease` gives the ready records of the tenants that have the fewest leased (`fairness`).
 
+Records that wait are outside the window (`shares.waiting`): however many there are, what is ready
+is found as soon. Those that are due come back into it, a bounded number at once.
+
 The shell keeps two rules. It gives an answer, also that of `lease`, only after the coordinator's
 log acknowledged its deltas (in a cluster: committed them). It tells `begin` of offsets that readers
 of committed records see, and of no others. States, words and the numbers of deliveries are
@@ -42,7 +45,8 @@ those of Kafka's share groups (KIP-932), with leases by process in place of lock
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import Final, Generic, NamedTuple, TypeVar
 
 from penstock.cluster.shares import records as rec
@@ -65,7 +69,9 @@ from penstock.cluster.shares.state import (
     ShareLease,
     ShareSnapshot,
     ShareState,
+    StoredSnapshot,
 )
+from penstock.cluster.shares.waiting import WaitingRun
 from penstock.cluster.shares.window import (
     BEHIND,
     CONDEMNED,
@@ -74,10 +80,12 @@ from penstock.cluster.shares.window import (
     DONE,
     LEASED,
     READY,
+    STATES,
     SUSPECT,
     WAITING,
 )
 from penstock.core.errors import ConfigError, ResourceLimitError
+from penstock.core.work import TIME_MAX
 
 T_co = TypeVar("T_co", covariant=True)
 MEMBER_BYTES_MAX: Final = 200
@@ -124,10 +132,12 @@ class SharePartition:
         uniform: Callable[[float, float], float],
         limits: ShareLimits | None = None,
         arrangement: Arrangement = NOT_ARRANGED,
+        runs: Mapping[int, WaitingRun] | None = None,
     ) -> None:
+        """`runs`: those that a snapshot names. Raises ValueError where one is missing."""
         self.limits = limits or ShareLimits()
         self._state = (
-            ShareState.of(start)
+            ShareState.of(start, runs or {})
             if isinstance(start, ShareSnapshot)
             else ShareState(start, arrangement)
         )
@@ -139,11 +149,18 @@ class SharePartition:
     def snapshot(self) -> ShareSnapshot:
         return self._state.snapshot()
 
+    def snapshot_beside(self, numbers: Iterator[int]) -> StoredSnapshot:
+        """Also for a log that has the runs with a number; others get the next of these there."""
+        return self._state.snapshot_beside(numbers)
+
     # --- what is so ---
     @property
     def floor(self) -> int:
-        """All below it is done, dead or skipped."""
-        return self._state.window.floor
+        """All below it is done, dead or skipped. Many that wait are known by the lowest of those
+        they came with, so that it may be lower than it could."""
+        waiting = self._state.waiting.offset_min
+        floor = self._state.window.floor
+        return floor if waiting is None else min(waiting, floor)
 
     @property
     def frontier(self) -> int:
@@ -152,7 +169,7 @@ class SharePartition:
 
     def counts(self) -> dict[str, int]:
         """Records that are ready, waiting, leased and condemned."""
-        return self._state.window.counts()
+        return {**self._state.window.counts(), STATES[WAITING]: len(self._state.waiting)}
 
     def oldest_ready(self) -> int | None:
         """The first offset that waits for a worker."""
@@ -161,8 +178,12 @@ class SharePartition:
         return min(found, default=None)
 
     def next_due_us(self) -> int | None:
-        """When `wake` has something to do."""
-        return self._state.waits[0].due_us if self._state.waits else None
+        """When the first record that waits is due."""
+        return self._state.waiting.first_due_us
+
+    def next_wake_us(self) -> int | None:
+        """When `wake` has something to do. None: never, or not before something is taken."""
+        return self.next_due_us() if self._state.window.room else None
 
     def members(self) -> dict[str, int]:
         """How many records each member has to answer for."""
@@ -197,6 +218,11 @@ class SharePartition:
         if end == window.frontier:
             return ShareDecision((), 0)
         if end > self._begun_max:
+            if len(self._state.waiting) >= self.limits.waiting_max:
+                raise ResourceLimitError(
+                    f"waiting_max: {len(self._state.waiting)} records wait until they are due, and "
+                    f"{self.limits.waiting_max} may; none is begun before some of them are"
+                )
             raise ResourceLimitError(
                 f"blocks_max: {self.limits.blocks_max} blocks of records are begun and not done; "
                 f"the first record that is not is at offset {window.floor}"
@@ -288,6 +314,8 @@ class SharePartition:
     def _begun_max(self) -> int:
         """How far `begin` may go now."""
         window = self._state.window
+        if len(self._state.waiting) >= self.limits.waiting_max:
+            return window.frontier
         return window.begun_max(self.limits.blocks_max)
 
     @property
@@ -347,19 +375,29 @@ class SharePartition:
         return self._settled(lease, self._back(lease), held, stale, uncounted=True)
 
     def delay(
-        self, now_us: int, lease: int, runs: Iterable[Sequence[int]], due_us: int
+        self, now_us: int, lease: int, runs: Iterable[Sequence[int]], due_us: int | Sequence[int]
     ) -> ShareDecision[LeaseAnswered]:
-        """They are not due before that time: they wait, and this delivery does not count."""
-        if not 0 <= due_us <= now_us + int(self.limits.delay_max * 1e6):
+        """They are not due before that time, or each run before its own: they wait, and this
+        delivery does not count."""
+        asked = checked(runs, self.limits.runs_max)
+        dues = [due_us] * len(asked) if isinstance(due_us, int) else due_us
+        if len(dues) != len(asked) or not all(0 <= due <= TIME_MAX for due in dues):
             raise ConfigError(
-                f"due_us: {due_us} is more than delay_max, {self.limits.delay_max:g} seconds, away"
+                f"due_us: {len(dues)} times for {len(asked)} runs, each from 0 to {TIME_MAX}"
             )
-        held, stale = self._held(lease, runs)
-        if due_us <= now_us:
-            return self._settled(lease, self._back(lease), held, stale, uncounted=True)
-        wait = self._state.numbers + 1
-        deltas = (rec.Postponed(lease, wait, due_us, packed(held), True),) if held else ()
-        return ShareDecision(deltas, LeaseAnswered(count(held), stale))
+        held, stale = self._held(lease, asked)
+        settled, back, later = 0, list[Run](), list[tuple[Run, int]]()
+        for run, due in _with_dues(asked, dues, held):
+            settled += run[1] - run[0]
+            if due <= now_us:
+                back.append(run)
+            else:
+                later.append((run, due))
+        deltas, _ = self._settled(lease, self._back(lease), joined(back), (), uncounted=True)
+        if later:
+            postponed = packed(joined(run for run, _ in later))
+            deltas = (*deltas, rec.Postponed(lease, _packed_dues(later), postponed, True))
+        return ShareDecision(deltas, LeaseAnswered(settled, stale))
 
     def reject(
         self, now_us: int, lease: int, runs: Iterable[Sequence[int]], reason: str
@@ -386,15 +424,13 @@ class SharePartition:
             )
         held, stale = self._held(lease, runs)
         deltas, condemned, again = self._failed(now_us, lease, held, reason)
-        number = self._state.numbers
         for deliveries, waiting in again.items():
             wait = self._backoff(deliveries) if delay is None else delay
             if wait == 0.0:
                 deltas.append(rec.Settled(lease, READY, packed(waiting)))
                 continue
-            number += 1
             due_us = now_us + int(wait * 1e6)
-            deltas.append(rec.Postponed(lease, number, due_us, packed(waiting)))
+            deltas.append(rec.Postponed(lease, [due_us], packed(waiting)))
         return ShareDecision(
             tuple(deltas), LeaseAnswered(count(held), stale, condemned=count(condemned))
         )
@@ -463,13 +499,12 @@ class SharePartition:
         return ShareDecision(tuple(deltas), LeaseAnswered(settled, (), dead))
 
     def wake(self, now_us: int) -> ShareDecision[int]:
-        """Makes records ready that are due by now; answers with their number."""
-        deltas, woken = [], 0
-        for wait in self._state.due(now_us):
-            runs = self._state.window.held(wait.runs, WAITING, wait.number)
-            deltas.append(rec.Woken(wait.number, packed(runs)))
-            woken += count(runs)
-        return ShareDecision(tuple(deltas), woken)
+        """Makes records ready that are due by now, a bounded part of them; answers with their
+        number."""
+        room = self._state.window.room
+        if woken := self._state.waiting.due(now_us, room):
+            return ShareDecision((rec.Woken(woken),), woken)
+        return ShareDecision((), 0)
 
     def bury(self, runs: Iterable[Sequence[int]]) -> ShareDecision[int]:
         """Their dead letters are written. How many of them were condemned."""
@@ -548,3 +583,23 @@ class SharePartition:
     def _backoff(self, deliveries: int) -> float:
         longest = min(self.limits.backoff_min * 2.0 ** (deliveries - 1), self.limits.backoff_max)
         return self._uniform(0.0, longest)
+
+
+def _with_dues(asked: Runs, dues: Sequence[int], held: Runs) -> Iterable[tuple[Run, int]]:
+    """The part of the runs that is held, with their times."""
+    if held == joined(asked):
+        return zip(asked, dues, strict=True)
+    return (
+        (part, due)
+        for run, due in zip(asked, dues, strict=True)
+        for part in without((run,), without((run,), held))
+    )
+
+
+def _packed_dues(later: Sequence[tuple[Run, int]]) -> list[int]:
+    """As `Postponed` has them."""
+    first = later[0][1]
+    if all(due == first for _, due in later):
+        return [first]
+    each = [due for (start, end), due in later for _ in range(start, end)]
+    return [first, *(due - before for before, due in pairwise(each))]

@@ -44,12 +44,12 @@ class Settled(msgspec.Struct, frozen=True, array_like=True, tag=2):
 
 
 class Postponed(msgspec.Struct, frozen=True, array_like=True, tag=3):
-    """Leased records wait until `due_us`. `wait`: a number as leases have, never used before.
-    `uncounted`: its last delivery counts for nothing."""
+    """Leased records wait. `dues`: until when, in microseconds: one time for all, or one for each
+    record, and then each but the first as the difference to the one before. `uncounted`: their last
+    delivery counts for nothing."""
 
     lease: int
-    wait: int
-    due_us: int
+    dues: list[int]
     runs: list[int]
     uncounted: bool = False
 
@@ -64,10 +64,9 @@ class DeliveryFailed(msgspec.Struct, frozen=True, array_like=True, tag=4):
 
 
 class Woken(msgspec.Struct, frozen=True, array_like=True, tag=6):
-    """A wait is over: what still waited by it is ready."""
+    """So many records that wait are ready, the soonest first."""
 
-    wait: int
-    runs: list[int]
+    records: int
 
 
 class Sought(msgspec.Struct, frozen=True, array_like=True, tag=5):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import heapq
+from collections.abc import Iterator, Mapping
+from itertools import accumulate, repeat
 from typing import Final, NamedTuple
 
 import msgspec
@@ -10,15 +11,22 @@ import msgspec
 from penstock.cluster.shares import records as rec
 from penstock.cluster.shares.fairness import FairTurns
 from penstock.cluster.shares.keys import HashColumn, KeyOrder, hashes_of, single_runs
+from penstock.cluster.shares.returned import ReturnedRecord
 from penstock.cluster.shares.runs import Runs, count, joined, unpacked, without
+from penstock.cluster.shares.waiting import (
+    WaitingRecords,
+    WaitingRun,
+    entry,
+    named_runs,
+    record_of,
+)
 from penstock.cluster.shares.window import (
     BEHIND,
     CONDEMNED,
     DEAD,
-    FINAL_FIRST,
     LEASED,
+    LEFT_FIRST,
     READY,
-    STATES,
     SUSPECT,
     WAITING,
     ShareWindow,
@@ -45,14 +53,6 @@ class ShareLease(msgspec.Struct, frozen=True, array_like=True):
     extended: tuple[tuple[int, Runs], ...] = ()
 
 
-class Postponement(NamedTuple):
-    """Records that nobody gets before `due_us`."""
-
-    due_us: int
-    number: int
-    runs: Runs
-
-
 class FailedDelivery(msgspec.Struct, frozen=True, array_like=True):
     """One entry in the story of a dead letter."""
 
@@ -72,24 +72,33 @@ NOT_ARRANGED: Final = Arrangement()
 
 
 class ShareSnapshot(msgspec.Struct, frozen=True, array_like=True):
-    """All of a state. `blocks`: see `ShareWindow.columns`. `keys`, `tenants`: see
-    `HashColumn.columns`."""
+    """All of a state. `blocks`, `singles`: see `ShareWindow`. `waiting`: records that wait, but for
+    those in `runs`: the number of each run that the log has beside the snapshot, and how far it is
+    read. `keys`, `tenants`: see `HashColumn.columns`."""
 
     frontier: int
     numbers: int
     blocks: list[tuple[int, bytes, bytes, bytes]]
+    singles: list[tuple[int, ReturnedRecord]]
     leases: dict[int, ShareLease]
-    waits: list[Postponement]
     failures: dict[int, list[FailedDelivery]]
+    waiting: bytes
+    runs: list[tuple[int, int]]
     arrangement: Arrangement = NOT_ARRANGED
     keys: list[tuple[int, bytes]] = []
     tenants: list[tuple[int, bytes]] = []
 
 
+class StoredSnapshot(NamedTuple):
+    """A snapshot for a log, and the runs of it that the log has not yet, by number."""
+
+    snapshot: ShareSnapshot
+    fresh: dict[int, bytes]
+
+
 class ShareState:
-    """`numbers`: the last one that a lease or a wait has. `condemned`, `suspects`: how many records
-    are. `waits`: a heap, the soonest first; what is not in the window by its number any more waits
-    no longer. `keys`, `turns`: where it is arranged by them."""
+    """`numbers`: the last one that a lease has. `condemned`, `suspects`: how many records are.
+    `waiting`: those outside the window. `keys`, `turns`: where it is arranged by them."""
 
     def __init__(self, start: int, arrangement: Arrangement = NOT_ARRANGED) -> None:
         self.numbers = 0
@@ -99,7 +108,7 @@ class ShareState:
     def _begin(self, start: int) -> None:
         self.window = ShareWindow(start)
         self.leases: dict[int, ShareLease] = {}
-        self.waits: list[Postponement] = []
+        self.waiting = WaitingRecords()
         self.failures: dict[int, list[FailedDelivery]] = {}
         self.condemned = self.suspects = 0
         self._arrange(HashColumn(), HashColumn())
@@ -113,42 +122,41 @@ class ShareState:
             self.turns.lease(self.window.in_state(LEASED, self.window.frontier))
 
     @classmethod
-    def of(cls, snapshot: ShareSnapshot) -> ShareState:
-        """The state that the snapshot was taken of."""
+    def of(cls, snapshot: ShareSnapshot, runs: Mapping[int, WaitingRun]) -> ShareState:
+        """The state that the snapshot was taken of. Raises ValueError where it is none, or names
+        runs that are not among these."""
         made = cls(snapshot.frontier, snapshot.arrangement)
         made.numbers = snapshot.numbers
-        made.window = ShareWindow.of_columns(snapshot.frontier, snapshot.blocks)
+        made.window = ShareWindow.of_columns(snapshot.frontier, snapshot.blocks, snapshot.singles)
         made.leases, made.failures = dict(snapshot.leases), dict(snapshot.failures)
-        made.waits = list(snapshot.waits)
-        counts = made.window.counts()
-        made.condemned, made.suspects = counts[STATES[CONDEMNED]], counts[STATES[SUSPECT]]
+        made.waiting = WaitingRecords(snapshot.waiting, [*named_runs(snapshot.runs, runs)])
+        made.condemned, made.suspects = made.window.count(CONDEMNED), made.window.count(SUSPECT)
         made._arrange(HashColumn.of_columns(snapshot.keys), HashColumn.of_columns(snapshot.tenants))
         return made
 
     def snapshot(self) -> ShareSnapshot:
         """All of it, as it is now."""
+        return self._snapshot(self.waiting.data(), [])
+
+    def snapshot_beside(self, numbers: Iterator[int]) -> StoredSnapshot:
+        """The same, for a log that has the runs with a number; others get the next of these."""
+        image = self.waiting.image(numbers)
+        return StoredSnapshot(self._snapshot(image.loose, image.runs), image.fresh)
+
+    def _snapshot(self, waiting: bytes, runs: list[tuple[int, int]]) -> ShareSnapshot:
         return ShareSnapshot(
             self.window.frontier,
             self.numbers,
             self.window.columns(),
+            self.window.singles(),
             dict(self.leases),
-            sorted(self.waits),
             dict(self.failures),
+            waiting,
+            runs,
             self.arrangement,
             [] if self.keys is None else self.keys.column.columns(),
             [] if self.turns is None else self.turns.column.columns(),
         )
-
-    def due(self, now_us: int) -> list[Postponement]:
-        """The waits that are over by now, the soonest first. Looks at no others but those next to
-        them in the heap."""
-        found, places = [], [0]
-        while places:
-            at = places.pop()
-            if at < len(self.waits) and self.waits[at].due_us <= now_us:
-                found.append(self.waits[at])
-                places += (2 * at + 1, 2 * at + 2)
-        return sorted(found)
 
     def replay(self, delta: rec.Delta) -> None:
         """Applies a delta. The result depends on the state and the delta alone."""
@@ -172,7 +180,7 @@ class ShareState:
                 self.suspects += count(runs) * (delta.state == SUSPECT)
                 if delta.uncounted:
                     window.uncount(runs)
-                if delta.state < FINAL_FIRST:
+                if delta.state < LEFT_FIRST:
                     window.put(runs, delta.state)
                 else:
                     window.finish(runs, delta.state)
@@ -184,21 +192,20 @@ class ShareState:
                     self._over(runs)
             case rec.Postponed():
                 runs = unpacked(delta.runs)
-                self.numbers = max(self.numbers, delta.wait)
                 if delta.uncounted:
                     window.uncount(runs)
-                window.put(runs, WAITING, delta.wait)
-                heapq.heappush(self.waits, Postponement(delta.due_us, delta.wait, runs))
+                self.waiting.add(self._entries(runs, delta.dues))
+                window.finish(runs, WAITING)
                 self._answered(delta.lease, runs)
             case rec.DeliveryFailed():
                 self._failed(delta)
             case rec.Extended():
                 self._extended(delta)
             case rec.Woken():
-                window.put(unpacked(delta.runs), READY)
-                self._ready(unpacked(delta.runs))
-                over = heapq.heappop(self.waits)
-                assert over.number == delta.wait, "waits end in the order of `due`"
+                woken = [record_of(number) for number in self.waiting.take(delta.records)]
+                for _, offset, deliveries in woken:
+                    window.take_back(offset, deliveries)
+                self._ready(single_runs(one.offset for one in woken))
             case rec.Sought():
                 self._begin(delta.start)
             case rec.Arranged():
@@ -228,6 +235,13 @@ class ShareState:
             self._ready(heads)
         if self.turns is not None:
             self.turns.column.take(runs)
+
+    def _entries(self, runs: Runs, dues: list[int]) -> Iterator[int]:
+        """The records of these runs, as they wait."""
+        times = repeat(dues[0]) if len(dues) == 1 else accumulate(dues)
+        for deliveries, (first, end) in self.window.by_deliveries(runs):
+            for offset in range(first, end):
+                yield entry(next(times), offset, deliveries)
 
     def _failed(self, delta: rec.DeliveryFailed) -> None:
         told = FailedDelivery(delta.member, delta.at_us, delta.reason)

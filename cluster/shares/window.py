@@ -14,27 +14,34 @@ from collections.abc import Iterable, Iterator
 from itertools import groupby
 from typing import Final
 
+from penstock.cluster.shares.returned import ReturnedRecord, ReturnedRecords
 from penstock.cluster.shares.runs import Run, Runs, joined
 
 BLOCK: Final = 4096
-NEW, READY, SUSPECT, WAITING, LEASED, CONDEMNED, BEHIND, DONE, DEAD, SKIPPED = range(10)
+NEW, READY, SUSPECT, LEASED, CONDEMNED, BEHIND, WAITING, DONE, DEAD, SKIPPED = range(10)
 """`NEW`: not begun with. `SUSPECT`: ready, but it may have ended a worker. `CONDEMNED`: to become a
-dead letter. `BEHIND`: ready once the one before it of its key is over. The last three are final."""
+dead letter. `BEHIND`: ready once the one before it of its key is over. `WAITING`: outside the
+window. The last three are final."""
 STATES: Final = (
-    "new", "ready", "suspect", "waiting", "leased", "condemned", "behind", "done", "dead", "skipped"
+    "new", "ready", "suspect", "leased", "condemned", "behind", "waiting", "done", "dead", "skipped"
 )  # fmt: skip
-FINAL_FIRST: Final = DONE
+LEFT_FIRST: Final = WAITING
+"""From this state on a record is not in the window any more."""
 DELIVERIES_MAX: Final = 255
+RETURNED_MAX: Final = 1 << 16
+"""Records that are back from their wait and lie in no block: 300 bytes each."""
+READY_MAX: Final = 4096
+"""So many of them that nobody has yet: others that are due wait until those are taken."""
 
 _ONE_MORE: Final = bytes([*range(1, 256), DELIVERIES_MAX])
 _ONE_LESS: Final = bytes([0, *range(255)])
 _OF_STATE: Final = [re.compile(b"%c+" % state) for state in range(len(STATES))]
-_FINAL: Final = re.compile(b"[%c-\xff]*" % FINAL_FIRST)
+_LEFT: Final = re.compile(b"[%c-\xff]*" % LEFT_FIRST)
 _EQUAL: Final = re.compile(rb"(.)\1*", re.DOTALL)
 
 
 class Block:
-    """`left`: records of it that are not final."""
+    """`left`: records of it that are in the window."""
 
     __slots__ = ("deliveries", "holders", "left", "states")
 
@@ -46,21 +53,29 @@ class Block:
 
 
 class ShareWindow:
-    """From `floor`, below which all is final, to `frontier`, from which on all is new."""
+    """From `floor`, below which nothing is in it, to `frontier`, from which on all is new."""
 
     def __init__(self, start: int) -> None:
         self.frontier = start
-        self._blocks: dict[int, Block] = {}  # ascending; one that is not there is final or new
+        self._blocks: dict[int, Block] = {}  # ascending; one that is not there was left or is new
+        self._returned = ReturnedRecords()  # where there is no block
 
     # --- what there is ---
     @property
     def floor(self) -> int:
-        """The first offset that is not final."""
+        """The first offset that has not left it."""
+        least = min(self._returned, default=self.frontier)
         for number, block in self._blocks.items():
-            found = _FINAL.match(block.states)
+            found = _LEFT.match(block.states)
             assert found is not None  # it matches nothing, too
-            return min(number * BLOCK + found.end(), self.frontier)
-        return self.frontier
+            return min(number * BLOCK + found.end(), least)
+        return least
+
+    @property
+    def room(self) -> int:
+        """How many records may come back from their wait now."""
+        ready = READY_MAX - self._returned.count(READY)
+        return max(0, min(ready, RETURNED_MAX - len(self._returned)))
 
     def begun_max(self, blocks_max: int) -> int:
         """How far the frontier may go without more blocks than that."""
@@ -69,36 +84,42 @@ class ShareWindow:
         return (first + more + (first in self._blocks)) * BLOCK
 
     def counts(self) -> dict[str, int]:
-        """How many records of the window are in each state that is not final."""
-        found = dict.fromkeys(STATES[READY:FINAL_FIRST], 0)
-        for block in self._blocks.values():
-            for state in range(READY, FINAL_FIRST):
-                found[STATES[state]] += block.states.count(state)
-        return found
+        """How many records of the window are in each of its states."""
+        return {STATES[state]: self.count(state) for state in range(READY, LEFT_FIRST)}
 
     def count(self, *states: int) -> int:
-        """How many records are in these states."""
-        return sum(it.states.count(one) for it in self._blocks.values() for one in states)
+        """How many records of the window are in these states."""
+        found = sum(it.states.count(one) for it in self._blocks.values() for one in states)
+        return found + sum(map(self._returned.count, states))
 
     def in_state(self, state: int, count_max: int) -> Runs:
         """The first records that are in this state, at most so many."""
         found: list[Run] = []
+        left = count_max
         for number, block in self._blocks.items():
+            if not left:
+                break
             at = block.states.find(state)  # much faster than the search where it has none
             for run in _OF_STATE[state].finditer(block.states, at) if at >= 0 else ():
                 first = number * BLOCK + run.start()
-                end = min(number * BLOCK + run.end(), first + count_max)
+                end = min(number * BLOCK + run.end(), first + left)
                 found.append((first, end))
-                count_max -= end - first
-                if not count_max:
-                    return joined(found)
-        return joined(found)
+                left -= end - first
+                if not left:
+                    break
+        if singles := self._returned.in_state(state, count_max):
+            found = sorted([*found, *((offset, offset + 1) for offset in singles)])
+        return _first(joined(found), count_max)
 
     def held(self, runs: Iterable[Run], state: int, holder: int) -> Runs:
         """Returns the part of `runs` that is in this state by this lease or wait."""
         found: list[Run] = []
         for base, block, first, end in self._pieces(runs):
             if block is None:
+                for offset in self._returned.between(base + first, base + end):
+                    one = self._returned[offset]
+                    if one.state == state and one.holder == holder:
+                        found.append((offset, offset + 1))
                 continue
             for run in _OF_STATE[state].finditer(block.states, first, end):
                 at = run.start()
@@ -116,7 +137,9 @@ class ShareWindow:
     def by_deliveries(self, runs: Iterable[Run]) -> Iterator[tuple[int, Run]]:
         """How often each was delivered, run by run of equal ones."""
         for base, block, first, end in self._pieces(runs):
-            assert block is not None
+            if block is None:
+                yield from self._returned.by_deliveries(base + first, base + end)
+                continue
             for run in _EQUAL.finditer(block.deliveries, first, end):
                 yield block.deliveries[run.start()], (base + run.start(), base + run.end())
 
@@ -143,26 +166,53 @@ class ShareWindow:
         """Their last delivery was none."""
         self._translate_deliveries(runs, _ONE_LESS)
 
+    def take_back(self, offset: int, deliveries: int) -> None:
+        """One that waited is ready, and was delivered so often."""
+        block, at = self._blocks.get(offset // BLOCK), offset % BLOCK
+        if block is None:
+            self._returned.put(offset, ReturnedRecord(READY, deliveries, 0))
+            return
+        assert block.states[at] == WAITING, "it is in the window already"
+        block.states[at], block.deliveries[at], block.holders[at] = READY, deliveries, 0
+        block.left += 1
+
     def finish(self, runs: Iterable[Run], state: int) -> None:
-        """Done, dead or no work. None of them is final yet."""
+        """Done, dead or no work, or waiting from now on. All of them are in the window."""
         for base, block, first, end in self._pieces(runs):
-            assert block is not None, "it is final already"
+            if block is None:
+                for offset in self._returned_all(base + first, base + end):
+                    self._returned.take(offset)
+                continue
             block.states[first:end] = bytes([state]) * (end - first)
             block.left -= end - first
             if not block.left:
                 del self._blocks[base // BLOCK]
 
     def put(self, runs: Iterable[Run], state: int, holder: int = 0) -> None:
-        """In a state that is not final; `holder`: the lease or the wait that has them."""
-        for _, block, first, end in self._pieces(runs):
-            assert block is not None, "it is final already"
+        """In a state of the window; `holder`: the lease that has them."""
+        for base, block, first, end in self._pieces(runs):
+            if block is None:
+                for offset in self._returned_all(base + first, base + end):
+                    times = self._returned[offset].deliveries
+                    self._returned.put(offset, ReturnedRecord(state, times, holder))
+                continue
             block.states[first:end] = bytes([state]) * (end - first)
             block.holders[first:end] = array("Q", [holder]) * (end - first)
 
     def _translate_deliveries(self, runs: Iterable[Run], table: bytes) -> None:
-        for _, block, first, end in self._pieces(runs):
-            assert block is not None, "it is final already"
+        for base, block, first, end in self._pieces(runs):
+            if block is None:
+                for offset in self._returned_all(base + first, base + end):
+                    one = self._returned[offset]
+                    self._returned.put(offset, one._replace(deliveries=table[one.deliveries]))
+                continue
             block.deliveries[first:end] = block.deliveries[first:end].translate(table)
+
+    def _returned_all(self, first: int, end: int) -> list[int]:
+        """These offsets, which are in the window, and in no block."""
+        found = self._returned.between(first, end)
+        assert len(found) == end - first, "it has left the window already"
+        return found
 
     def _pieces(self, runs: Iterable[Run]) -> Iterator[tuple[int, Block | None, int, int]]:
         """The offset of each block that the runs touch, the block, and where in it they do."""
@@ -181,15 +231,35 @@ class ShareWindow:
             for number, it in self._blocks.items()
         ]
 
+    def singles(self) -> list[tuple[int, ReturnedRecord]]:
+        """Records that lie in no block."""
+        return [(offset, self._returned[offset]) for offset in self._returned]
+
     @classmethod
     def of_columns(
-        cls, frontier: int, columns: Iterable[tuple[int, bytes, bytes, bytes]]
+        cls,
+        frontier: int,
+        columns: Iterable[tuple[int, bytes, bytes, bytes]],
+        singles: Iterable[tuple[int, ReturnedRecord]],
     ) -> ShareWindow:
-        """Returns the window of which `columns` was taken."""
+        """Returns the window of which `columns` and `singles` were taken."""
         made = cls(frontier)
         for number, states, deliveries, holders in columns:
             block = made._blocks[number] = Block()
             block.states[:], block.deliveries[:] = states, deliveries
             block.holders = array("Q", holders)
-            block.left = sum(states.count(state) for state in range(FINAL_FIRST))
+            block.left = sum(states.count(state) for state in range(LEFT_FIRST))
+        for offset, record in singles:
+            made._returned.put(offset, record)
         return made
+
+
+def _first(runs: Runs, count_max: int) -> Runs:
+    """The first offsets of these, at most so many."""
+    found: list[Run] = []
+    for first, end in runs:
+        if count_max <= 0:
+            break
+        found.append((first, min(end, first + count_max)))
+        count_max -= end - first
+    return tuple(found)

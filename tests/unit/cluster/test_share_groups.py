@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from seeds import seed_of
 
 from penstock.cluster.decisions import Decision, Record
-from penstock.cluster.shares import KnownEnds, ShareGroups, SharePolicy, breaker, share_log
+from penstock.cluster.shares import (
+    KnownEnds,
+    ShareGroups,
+    SharePolicy,
+    breaker,
+    share_log,
+    waiting,
+)
 from penstock.cluster.shares import groups as groups_module
 from penstock.cluster.shares.runs import count
-from penstock.core.errors import ConfigError, GroupError, ResourceLimitError
+from penstock.core.errors import ConfigError, CorruptBatchError, GroupError, ResourceLimitError
 
 TOPICS = (b"a" * 16, b"b" * 16)
 PLACES = [(topic, partition) for topic in TOPICS for partition in range(2)]
@@ -129,6 +137,7 @@ def test_the_log_makes_the_same_state_wherever_it_ends_and_whatever_a_compaction
     monkeypatch.setattr(share_log, "PART_BYTES", 30)
     monkeypatch.setattr(share_log, "DELTA_BYTES_MIN", 400)
     monkeypatch.setattr(share_log, "SLOTS_MAX", 20)
+    monkeypatch.setattr(waiting, "LOOSE_MAX", 40 if number % 2 else 1 << 13)
     draw = random.Random(seed_of(f"share groups {number}"))
     shell, states, now = Shell(), [], 1_000_000.0
     for _ in range(400):
@@ -190,6 +199,83 @@ def test_a_member_that_was_called_has_its_share_and_one_that_left_has_none():
     assert released.notify == {"b", "c"}
     shell.decide(released)
     assert shares_of(shell, 100, "b", "c") == [50, 50]
+def delayed(shell: Shell, count: int, due_of) -> None:
+    """So many records of the first partition wait, each until its time in seconds."""
+    machine, place = shell.machine, PLACES[0]
+    for first in range(0, count, 500):
+        end = min(first + 500, count)
+        ends = [KnownEnds(place, 0, end)]
+        [(_, grant)] = shell.decide(
+            machine.acquire(1.0, "red", "red-1", end - first, ends, TOPICS)
+        ).granted
+        runs = tuple((offset, offset + 1) for offset in range(first, end))
+        dues = [int(due_of(offset) * 1e6) for offset in range(first, end)]
+        shell.decide(machine.delay(1.0, "red", place, grant.lease, runs, dues, "red-1"))
+        shell.tidy()
+
+
+def test_runs_of_waiting_records_are_written_once_and_go_when_no_snapshot_names_them(monkeypatch):
+    monkeypatch.setattr(share_log, "DELTA_BYTES_MIN", 4000)
+    monkeypatch.setattr(waiting, "LOOSE_MAX", 500)
+    shell = Shell()
+    delayed(shell, 4000, lambda offset: 100.0 + offset * 7919 % 4000)
+    records = [record for batch in shell.log for record in batch]
+    runs = [record for record in records if b"share run" in record.key]
+    assert len({record.key for record in runs}) == len(runs) > 6
+    largest = max(len(it.value or b"") for it in records if b"share snapshot" in it.key)
+    assert largest < 8 * 2 * 500, "a snapshot holds what is in no run"
+    now = 100.0
+    while shell.machine.deadline() is not None:
+        now += 1000
+        shell.decide(shell.machine.tick(now))
+        for _, grant in shell.decide(
+            shell.machine.acquire(now, "red", "red-1", 10_000, [], TOPICS)
+        ).granted:
+            shell.decide(shell.machine.accept("red", PLACES[0], grant.lease, grant.runs))
+        shell.tidy()
+        for compacted in (False, True):
+            again = replayed(shell.log, compacted=compacted)
+            assert told(again) == told(shell.machine)
+            if (deadline := shell.machine.deadline()) is not None:
+                assert (again.deadline() or deadline) <= deadline, "it may look once more"
+    [(place, share)] = shell.machine.partitions("red")
+    assert share.counts()["waiting"] == 0
+    logged = shell.machine.share("red", place)
+    for record in logged.snapshot_records() if logged is not None else ():
+        shell.decide(Decision((record,), None))
+    assert told(replayed(shell.log, compacted=True)) == told(shell.machine)
+    newest = {record.key: record.value for batch in shell.log for record in batch}
+    assert [value for key, value in newest.items() if b"share run" in key and value] == []
+
+
+def test_a_log_that_lacks_a_run_is_not_gone_on_with(monkeypatch):
+    monkeypatch.setattr(share_log, "DELTA_BYTES_MIN", 400)
+    monkeypatch.setattr(waiting, "LOOSE_MAX", 200)
+    shell = Shell()
+    delayed(shell, 1000, lambda offset: 100.0 + offset)
+    named = [it for it, batch in enumerate(shell.log) if b"share run" in batch[0].key]
+    assert len(named) > 1
+    lacking = [batch for at, batch in enumerate(shell.log) if at != named[0]]
+    machine = replayed(lacking, compacted=True)
+    ends = [KnownEnds(PLACES[0], 0, 2000)]
+    with pytest.raises(CorruptBatchError, match="lacks 1 runs of records that wait"):
+        machine.acquire(2.0, "red", "red-1", 10, ends, TOPICS)
+
+
+def test_who_asks_while_too_many_wait_is_counted(monkeypatch):
+    shell = Shell()
+    delayed(shell, 100, lambda offset: 100.0)
+    [(place, share)] = shell.machine.partitions("red")
+    monkeypatch.setattr(share, "limits", replace(share.limits, waiting_max=100))
+    ends = [KnownEnds(place, 0, 200)]
+    answer = shell.decide(shell.machine.acquire(2.0, "red", "red-1", 10, ends, TOPICS))
+    assert answer.is_full
+    assert not answer.granted
+    assert shell.machine.counts("red")["held_up"] == 1
+    shell.decide(shell.machine.tick(100.0))
+    answer = shell.decide(shell.machine.acquire(100.0, "red", "red-1", 110, ends, TOPICS))
+    assert [grant.runs for _, grant in answer.granted] == [((0, 110),)]
+    assert not answer.is_full
 
 
 def test_a_log_that_ends_within_a_snapshot_has_the_state_before_it(monkeypatch):

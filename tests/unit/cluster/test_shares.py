@@ -11,6 +11,7 @@ from penstock.cluster.shares import state as state_module
 from penstock.cluster.shares.runs import checked, packed, unpacked, without
 from penstock.cluster.shares.window import BLOCK
 from penstock.core.errors import ConfigError, ResourceLimitError
+from penstock.core.work import TIME_MAX
 
 
 def decided(machine: SharePartition, decision):
@@ -170,7 +171,8 @@ def test_reasons_are_cut_and_few_are_kept(monkeypatch):
         (lambda it: it.extend(0, 1, [(0, 1)], 0.0), "seconds: 0.0"),
         (lambda it: it.extend(0, 1, [(0, 1)], float("nan")), "seconds: nan"),
         (lambda it: it.extend(0, 1, [(0, 1)], 4e7), "up to 3"),
-        (lambda it: it.delay(0, 1, [(0, 1)], 40_000_000_000_000), "delay_max"),
+        (lambda it: it.delay(0, 1, [(0, 1)], TIME_MAX + 1), "due_us"),
+        (lambda it: it.delay(0, 1, [(0, 1), (2, 3)], [5]), "1 times for 2 runs"),
     ],
 )
 def test_what_nobody_may_ask_is_named(call, said):

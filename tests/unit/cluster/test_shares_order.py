@@ -19,7 +19,7 @@ from penstock.cluster.shares import ShareLimits, SharePartition, ShareSnapshot
 from penstock.cluster.shares import records as rec
 from penstock.cluster.shares.keys import HashColumn, KeyOrder
 from penstock.cluster.shares.state import Arrangement
-from penstock.cluster.shares.window import BLOCK
+from penstock.cluster.shares.window import BLOCK, LEASED
 from penstock.core.errors import ConfigError
 
 ROUNDS = int(os.environ.get("PENSTOCK_MACHINE_EXAMPLES", "60")) // 6
@@ -86,7 +86,7 @@ class Queue:
         return {
             offset: (number, lease.member)
             for number, lease in state.leases.items()
-            for offset in in_runs(state.window.held(lease.runs, 4, number))
+            for offset in in_runs(state.window.held(lease.runs, LEASED, number))
         }
 
     def accept(self, lease, *offsets):

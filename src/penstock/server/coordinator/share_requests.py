@@ -187,10 +187,12 @@ class ShareRequests:
                 delay=failure.delay, **told,
             )  # fmt: skip
             stale += self._decide(fail).stale
-        for delayed in answer.delayed:
+        if answer.delayed:
+            delayed = sorted((run, one.due_us) for one in answer.delayed for run in one.runs)
             delay = partial(
-                shares.delay, runs=sh.runs_of(delayed.runs), due_us=delayed.due_us, **told
-            )
+                shares.delay, runs=sh.runs_of(run for run, _ in delayed),
+                due_us=[due_us for _, due_us in delayed], **told,
+            )  # fmt: skip
             stale += self._decide(delay).stale
         for failure in answer.rejected:
             reject = partial(
