@@ -199,6 +199,8 @@ def test_a_member_that_was_called_has_its_share_and_one_that_left_has_none():
     assert released.notify == {"b", "c"}
     shell.decide(released)
     assert shares_of(shell, 100, "b", "c") == [50, 50]
+
+
 def delayed(shell: Shell, count: int, due_of) -> None:
     """So many records of the first partition wait, each until its time in seconds."""
     machine, place = shell.machine, PLACES[0]

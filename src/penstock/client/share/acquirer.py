@@ -109,13 +109,14 @@ class Acquirer:
             return
         try:
             yield from self._exchanging(wanted, now, waits)
+            yield from self._giving_back(wanted)
         except er.UnknownMemberError as error:
             self._put_out(error)
         except er.PenstockError as error:
             if not error.retriable:
                 raise
             self._later(error)
-        self._lease_reader.read(wanted, time.monotonic())
+            self._lease_reader.read(wanted, time.monotonic())
 
     def _exchanging(self, wanted: int, now: float, waits: bool) -> Waits[None]:
         queue = self._lease_reader.queue
@@ -140,12 +141,23 @@ class Acquirer:
             return
         sent = self._leases.outgoing()
         names, ends = self._lease_reader.ends() if acquires else ([], [])
-        records_max = min(self._lease_reader.room(lacking), sh.RECORDS_MAX) if acquires else 0
+        records_max = 0
+        if acquires:
+            wished = self._lease_reader.look_through(lacking)
+            records_max = min(self._lease_reader.room(wished), sh.RECORDS_MAX)
         yield from self._exchange.posting(records_max, names, ends, sent)
         self._counts["requests"] += 1
         self._answer_at = time.monotonic() + self._ack_interval
         if acquires and not queue and waits:
             yield from self._taking_in()
+
+    def _giving_back(self, wanted: int) -> Waits[None]:
+        """Tells at once what others may have: the worker may be long at what it found."""
+        self._lease_reader.read(wanted, time.monotonic())
+        if self._lease_reader.has_given_back and self._exchange.under_way is None:
+            self._lease_reader.has_given_back = False
+            yield from self._exchange.posting(0, [], [], self._leases.outgoing())
+            self._counts["requests"] += 1
 
     def _is_worth_it(self, now: float) -> bool:
         """Whether an acquire may bring something."""

@@ -27,6 +27,7 @@ from penstock.client.consumer.partition_cursor import (
 )
 from penstock.client.consumer.records import Chunk, Record
 from penstock.client.share.jobs import Job, said
+from penstock.client.share.kept_batches import KeptBatches
 from penstock.client.share.leases import (
     DELAYED,
     EXPIRED,
@@ -48,6 +49,8 @@ logger = logging.getLogger("penstock.consumer")
 
 ENDS_PER_REQUEST: Final = 250
 """Partitions whose ends one request tells; the next one tells the others."""
+STRIDE_MAX: Final = 1000
+"""Records that are leased at once to find one among those that are not due."""
 READ_PATIENCE: Final = 5.0
 """Seconds for which leased records that do not come are waited for."""
 
@@ -75,6 +78,13 @@ class LeaseReader:
         self._frontiers: dict[TopicPartition, int] = {}
         self._turn = 0
         self._bytes_each = 0.0
+        self._stride = 0
+        """Where nothing was due: records to look through at once, more than are wanted. 0: none."""
+        self.has_given_back = False
+        """Whether the coordinator is to hear of it soon."""
+        self._looked_through = (0, 0)
+        """Records that were due and that were not, when more were asked for last."""
+        self._kept = KeptBatches(bytes_max)
         self._torn: set[AssignedPartition] = set()
         """Fetches that an interrupt may have torn: what their cursors say counts for nothing,
         or records that were lost by it would be taken for offsets that hold none."""
@@ -199,6 +209,14 @@ class LeaseReader:
             return wanted
         return max(1, min(wanted, int(self._bytes_max / self._bytes_each)))
 
+    def look_through(self, lacking: int) -> int:
+        """How many records to ask for where so many lack: more while none of them is due."""
+        due, delayed = self._counts["records"], self._counts["delayed"]
+        is_in_vain = due == self._looked_through[0] and delayed > self._looked_through[1]
+        self._looked_through = due, delayed
+        self._stride = min(2 * max(self._stride, lacking), STRIDE_MAX) if is_in_vain else 0
+        return max(lacking, self._stride)
+
     def give_back_old(self, now: float) -> None:
         """Gives back jobs at hand that others may have by now."""
         while self.queue and self.queue[0].is_over(now):
@@ -228,13 +246,24 @@ class LeaseReader:
                 self._leases.forget(held.name)  # its topic was deleted
                 continue
             while held.unread and len(self.queue) < wanted and size < self._bytes_max:
-                taken = self._step(part, held, wanted - len(self.queue))
+                taken = self._step(part, held, max(wanted - len(self.queue), self._stride))
                 if taken is None:
                     awaited.add(held.name)
                     self._is_stuck(held, now)
                     break
                 held.stuck_since = None
                 size += taken
+        if self._stride and len(self.queue) > wanted > 0:
+            self._give_back_rest(wanted)
+
+    def _give_back_rest(self, wanted: int) -> None:
+        """Gives back to others the records that were only looked through."""
+        self._stride, self.has_given_back = 0, True
+        while len(self.queue) > wanted:
+            self.queue[-1].release()
+            self.queue.pop()
+        for held in self._leases:
+            self._give_back(held)
 
     def _is_stuck(self, held: OpenLease, now: float) -> None:
         """Nothing of it is here: it is given back if that goes on."""
@@ -258,6 +287,8 @@ class LeaseReader:
         found = self._ahead.take(held.name, span.first, span.end, wanted)
         if found is not None:
             return self._took(held, span, *found)
+        if (kept := self._kept.find(part, span.first, span.end, wanted)) is not None:
+            return self._took(held, span, [kept], min(kept.next_offset, span.end))
         if part in self._torn:
             part.forget()
             part.jump(span.first)
@@ -271,6 +302,8 @@ class LeaseReader:
         else:
             at = min(part.offset, span.end)
             chunks = [cut for chunk in chunks if (cut := _below(chunk, span.end))]
+            if self._is_again(held, span):
+                self._kept.keep(part, chunks)
             size = self._took(held, span, chunks, at) if at > span.first else None
         self._torn.discard(part)
         return size
@@ -300,13 +333,14 @@ class LeaseReader:
         return size
 
     def _fetch_bytes(self, held: OpenLease, span: UnreadSpan) -> int:
-        """Returns how many bytes to decode at once.
-
-        Others have, or had, the records behind a span that is leased again.
-        """
-        if span.end >= self._frontiers.get(held.name, 0):
+        """Returns how many bytes to decode at once."""
+        if not self._is_again(held, span):
             return FETCH_BYTES
         return min(FETCH_BYTES, 1 + int(self._bytes_each * (span.end - span.first)))
+
+    def _is_again(self, held: OpenLease, span: UnreadSpan) -> bool:
+        """Returns whether these are leased again, or waited: others have, or had, those behind."""
+        return span.end < self._frontiers.get(held.name, 0)
 
     def _due(self, held: OpenLease, records: Sequence[Record]) -> list[Record]:
         """Those that are due and have not expired. Others are answered. It goes by the clock of
@@ -372,6 +406,7 @@ class LeaseReader:
         self._ahead.forget(part.name)
         self._reader.drop([part.name])
         self._frontiers.pop(part.name, None)
+        self._kept.forget(part.name)
 
     def _rest(self, name: TopicPartition) -> None:
         """Goes where the next new record is expected."""
