@@ -21,6 +21,7 @@ from penstock.bench import (
     clusterpartitions,
     compare,
     connections,
+    delayed,
     footprint,
     groups,
     latency,
@@ -38,6 +39,7 @@ from penstock.bench.cluster import ClusterOptions
 from penstock.bench.clusterpartitions import ClusterPartitionsOptions
 from penstock.bench.compare import CompareOptions
 from penstock.bench.connections import ConnectionsOptions
+from penstock.bench.delayed import DelayedOptions
 from penstock.bench.footprint import FootprintOptions
 from penstock.bench.groups import GroupsOptions
 from penstock.bench.options import (
@@ -135,7 +137,8 @@ def _suite(arguments: argparse.Namespace) -> int:
 
 
 def _queue_page(arguments: argparse.Namespace) -> int:
-    arguments.output.write_text(queuepage.as_page(queuepage.read(arguments.result)))
+    delayed = [queuepage.read(file, "delayed") for file in arguments.delayed]
+    arguments.output.write_text(queuepage.as_page(queuepage.read(arguments.result), delayed))
     return 0
 
 
@@ -163,6 +166,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_backlog(commands)
     _add_groups(commands)
     _add_redelivery(commands)
+    _add_delayed(commands)
     _add_connections(commands)
     _add_cluster(commands)
     _add_cluster_partitions(commands)
@@ -343,6 +347,19 @@ def _add_redelivery(commands: Any) -> None:
     _add_where(parser, defaults)
 
 
+def _add_delayed(commands: Any) -> None:
+    defaults = DelayedOptions()
+    parser = _measurement(
+        commands, "delayed", delayed.run, defaults, "{options.records:,} delayed records",
+        "work queues: how late records come that wait for their time, and what waiting costs",
+        records="that wait", rate="records that become due a second", size="bytes of a value",
+        workers="processes", order="in which they become due: random or sent",
+        lead="seconds for sending them all and looking them through",
+        idle="seconds for which nothing is due, and the CPU is measured",
+    )  # fmt: skip
+    _add_where(parser, defaults)
+
+
 def _add_connections(commands: Any) -> None:
     defaults = ConnectionsOptions()
     parser = _measurement(
@@ -420,6 +437,10 @@ def _add_queue_page(commands: Any) -> None:
     parser = commands.add_parser("queue-page", help=text, description=text)
     parser.set_defaults(run=_queue_page)
     parser.add_argument("result", type=Path, help="the file of that result")
+    parser.add_argument(
+        "--delayed", type=Path, nargs="*", default=[], metavar="FILE",
+        help="results of `delayed --format json`, for a section of their own",
+    )  # fmt: skip
     parser.add_argument("--output", type=Path, default=Path("docs/benchmarks/queue.md"))
 
 

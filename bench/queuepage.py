@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,20 +15,21 @@ Result = dict[str, Any]
 LEVELS: Final = {"os": "The page cache", "fsync": "The device"}
 
 
-def read(file: Path) -> Result:
-    """A result of `penstock bench queue --format json`. Raises `BenchError`."""
+def read(file: Path, benchmark: str = "queue") -> Result:
+    """A result of `penstock bench queue --format json`, or of another one. Raises `BenchError`."""
     try:
         found = json.loads(file.read_text("utf-8"))
     except ValueError as error:
         raise BenchError(f"{file} is not one JSON object: {error}") from error
-    if not isinstance(found, dict) or found.get("benchmark") != "queue":
-        raise BenchError(f"{file} is not a result of `penstock bench queue --format json`")
+    if not isinstance(found, dict) or found.get("benchmark") != benchmark:
+        raise BenchError(f"{file} is not a result of `penstock bench {benchmark} --format json`")
     return found
 
 
-def as_page(result: Result) -> str:
-    """The page as Markdown."""
-    return "\n".join([*_head(result), *_tables(result), *_about(result), *_NOTES, ""])
+def as_page(result: Result, delayed: Sequence[Result] = ()) -> str:
+    """The page as Markdown. `delayed`: results of that benchmark, for a section of their own."""
+    parts = [_head(result), _tables(result), _delayed(delayed), _about(result), _NOTES]
+    return "\n".join([*chain.from_iterable(parts), ""])
 
 
 def _head(result: Result) -> Iterator[str]:
@@ -101,6 +103,37 @@ def _time(milliseconds: float) -> str:
     return f"{milliseconds / 1000:.1f} s" if milliseconds >= 1000 else f"{milliseconds:.1f} ms"
 
 
+def _delayed(results: Sequence[Result]) -> Iterator[str]:
+    """How late delayed records come, and what waiting costs."""
+    if not results:
+        return
+    yield from (
+        "",
+        "## Delayed records",
+        "",
+        "Records that wait for their time in one partition; then so many become due a second. "
+        "*random*: each is somewhere else in the log; *sent*: as if each waited equally long.",
+        "",
+        "| records, due a second, order | late: p50 | p99 | worst | node's memory, a record | "
+        "CPU of the node and of a worker, nothing being due | while they become due | check |",
+        "|---|---|---|---|---|---|---|---|",
+    )
+    for one in results:
+        options = one["options"]
+        faults = [f"{one[name]:,} {name}" for name in ("lost", "doubled", "early") if one[name]]
+        idle, busy = (
+            f"{used['node']:g} %, {max(n for who, n in used.items() if 'worker' in who):g} %"
+            for used in (one["idle_cpu_percent"], one["busy_cpu_percent"])
+        )
+        yield (
+            f"| {options['records']:,}, {options['rate']:,}, {options['order']}, "
+            f"{options['transport']} | {_time(one['late_p50_ms'])} | "
+            f"**{_time(one['late_p99_ms'])}** | {_time(one['late_max_ms'])} | "
+            f"{one['memory_bytes_per_record']['node']:g} bytes | {idle} | {busy} | "
+            f"{', '.join(faults) or 'ok'} |"
+        )
+
+
 def _about(result: Result) -> Iterator[str]:
     yield from (
         "",
@@ -143,7 +176,9 @@ Then measure, and write this page:
 
 ```console
 $ penstock bench queue --kafka jars --format json > queue.json
-$ penstock bench queue-page queue.json
+$ penstock bench delayed --format json > random.json
+$ penstock bench delayed --order sent --format json > sent.json
+$ penstock bench queue-page queue.json --delayed random.json sent.json
 ```
 
 `--only redis` measures one. A queue that is missing is left out, and its row says why. Servers run

@@ -13,7 +13,7 @@ Result = Mapping[str, Any]
 Row = tuple[str, Sequence[str], Result, Sequence[Result]]
 """Name, command, chosen result, all results."""
 
-FAULTS = ("lost", "doubled", "out_of_order", "foreign", "failed")
+FAULTS = ("lost", "doubled", "early", "out_of_order", "foreign", "failed")
 
 
 def is_clean(result: Result) -> bool:

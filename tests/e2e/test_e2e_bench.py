@@ -181,6 +181,17 @@ def test_redelivery(tmp_path, capsys):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_delayed(tmp_path, capsys):
+    result = run(
+        capsys, "delayed", "--records", "200", "--rate", "1000", "--lead", "4", "--idle", "0.1",
+        "--workers", "1", "--order", "sent", "--data", str(tmp_path),
+    )  # fmt: skip
+    assert 0 <= result["late_p50_ms"] <= result["late_p99_ms"] <= result["late_max_ms"]
+    assert result["lost"] == result["doubled"] == result["early"] == 0
+    assert {"node", "worker-0"} <= result["idle_cpu_percent"].keys()
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.slow
 def test_throughput_of_a_cluster(tmp_path, capsys):
     result = run(

@@ -150,6 +150,25 @@ def test_the_page_has_a_row_for_each_and_says_what_was_not_measured():
     assert page.index("## The page cache") < page.index("## The device") < page.index("Three")
 
 
+def test_the_page_has_a_section_for_delayed_records():
+    delayed = {
+        "late_p50_ms": 4.21, "late_p99_ms": 21.0, "late_max_ms": 1500.0,
+        "lost": 0, "doubled": 0, "early": 0,
+        "idle_cpu_percent": {"node": 0.1, "worker-0": 0.7, "worker-1": 0.8, "writer-0": 0.0},
+        "busy_cpu_percent": {"node": 20.5, "worker-0": 30.0, "worker-1": 31.0, "writer-0": 0.0},
+        "memory_bytes_per_record": {"node": 12.0, "writer-0": 0.0},
+        "options": {"records": 1_000_000, "rate": 10_000, "order": "random", "transport": "shm"},
+    }  # fmt: skip
+    row = (
+        "| 1,000,000, 10,000, random, shm | 4.2 ms | **21.0 ms** | 1.5 s | 12 bytes "
+        "| 0.1 %, 0.8 % | 20.5 %, 31 % | "
+    )
+    page = queuepage.as_page(result_of(one=MEASURED), [delayed, {**delayed, "lost": 2}])
+    assert row + "ok |" in page
+    assert row + "2 lost |" in page
+    assert "Delayed records" not in queuepage.as_page(result_of(one=MEASURED))
+
+
 @pytest.mark.parametrize("text", ["", "[]", '{"benchmark": "groups"}'])
 def test_what_is_no_result_makes_no_page(text, tmp_path, capsys):
     file, page = tmp_path / "queue.json", tmp_path / "queue.md"
