@@ -11,8 +11,8 @@ from penstock.cluster.shares.arranging import ToldHashes as ToldHashes
 from penstock.cluster.shares.done_jobs import AcceptedJobs as AcceptedJobs
 from penstock.cluster.shares.done_jobs import AcceptedLease as AcceptedLease
 from penstock.cluster.shares.done_jobs import TransactedJobs as TransactedJobs
+from penstock.cluster.shares.group import KnownEnds as KnownEnds
 from penstock.cluster.shares.groups import GrantedRecords as GrantedRecords
-from penstock.cluster.shares.groups import KnownEnds as KnownEnds
 from penstock.cluster.shares.groups import ShareGroups as ShareGroups
 from penstock.cluster.shares.groups import runs_of as runs_of
 from penstock.cluster.shares.limits import ShareLimits as ShareLimits

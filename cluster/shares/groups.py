@@ -10,13 +10,13 @@ from __future__ import annotations
 import heapq
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 import msgspec
 
 from penstock.cluster.decisions import Decision, Record
-from penstock.cluster.shares.breaker import Breaker, SharePause, decode_pause
+from penstock.cluster.shares.breaker import SharePause, decode_pause
+from penstock.cluster.shares.group import KnownEnds, ShareGroup
 from penstock.cluster.shares.machine import (
     LeaseAnswered,
     LeaseGranted,
@@ -27,7 +27,6 @@ from penstock.cluster.shares.policy import SharePolicy, decode_policy
 from penstock.cluster.shares.runs import Runs, count
 from penstock.cluster.shares.share_log import DELTA, RUN, SNAPSHOT, LoggedShare, Place, Uniform
 from penstock.cluster.shares.state import FailedDelivery
-from penstock.cluster.shares.waiting_members import WaitingMembers
 from penstock.core.errors import GroupError, ResourceLimitError
 
 SHARE: Final = "share"
@@ -46,14 +45,6 @@ LEASE_RUNS_MAX: Final = 500
 
 _encode: Final = msgspec.msgpack.Encoder().encode
 _decode_key: Final = msgspec.msgpack.Decoder().decode
-
-
-class KnownEnds(NamedTuple):
-    """The part of a partition that may be read."""
-
-    place: Place
-    start: int
-    end: int
 
 
 class GrantedRecords(NamedTuple):
@@ -77,57 +68,6 @@ class CondemnedOffset(NamedTuple):
     offset: int
     deliveries: int
     failures: Sequence[FailedDelivery]
-
-
-@dataclass(slots=True)
-class ShareGroup:
-    """`turn`: how many acquisitions there were, so that partitions take turns."""
-
-    policy: SharePolicy = field(default_factory=SharePolicy)
-    is_set: bool = False
-    partitions: dict[Place, LoggedShare] = field(default_factory=dict)
-    waiting: WaitingMembers = field(default_factory=WaitingMembers)
-    burying: dict[tuple[Place, int], tuple[str, float]] = field(default_factory=dict)
-    counts: Counter[str] = field(default_factory=Counter)
-    breaker: Breaker = field(default_factory=Breaker)
-    pause: SharePause | None = None
-    turn: int = 0
-
-    def machine(self, place: Place) -> SharePartition | None:
-        share = self.partitions.get(place)
-        return None if share is None else share.whole()
-
-    def allowed(
-        self, member: str, places: Sequence[Place], topics: Collection[bytes], count_max: int
-    ) -> tuple[Collection[Place], int]:
-        """Of which partitions a member may get records now, and how many. While there are records
-        that may have ended a worker it gets one of those, once it has nothing else. While the group
-        is paused it gets nothing."""
-        if self.pause is not None:
-            return (), count_max
-        of_topics = {place for place in places if place[0] in topics}
-        machines = [(it, machine) for it in places if (machine := self.machine(it)) is not None]
-        if any(machine.is_alone(member) for _, machine in machines):
-            return (), 0
-        suspected = {it for it, machine in machines if machine.suspects} & of_topics
-        if not suspected:
-            return of_topics, count_max
-        is_free = not any(machine.holds(member) for _, machine in machines)
-        return suspected, min(count_max, int(is_free))
-
-    def available(self, places: Collection[Place], known: dict[Place, KnownEnds], most: int) -> int:
-        """How many records of these partitions a member may get, up to so many."""
-        found = 0
-        for place in places if most else ():
-            machine, ends = self.machine(place), known.get(place, KnownEnds(place, 0, 0))
-            new = ends.end - ends.start
-            found += new if machine is None else machine.available(ends.end, most)
-        return min(found, most)
-
-    def granted(self, grant: LeaseGranted) -> None:
-        self.counts["acquired"] += count(grant.runs)
-        again = [run for times, run in grant.deliveries if times > 1]
-        self.counts["redelivered"] += count(again)
 
 
 class ShareGroups:
