@@ -238,10 +238,6 @@ class GroupMachine:
         """Of all groups there are."""
         return self._groups.keys()
 
-    def member_count(self, group: str) -> int:
-        there = self._groups.get(group)
-        return 0 if there is None else len(there.members)
-
     def is_member(self, group: str, member_id: str) -> bool:
         return self._find(group, member_id) is not None
 

@@ -5,7 +5,7 @@ Owns these questions, and the records of their answers; decides nothing by itsel
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
 from penstock.cluster.decisions import Decision, Record
@@ -29,23 +29,31 @@ class ToldHashes(NamedTuple):
 
 
 class ArrangedGroups:
-    """The part of the share groups that asks what records are given by."""
+    """The part of the share groups that asks what records are given by. Volatile, and safe to lose:
+    which members have asked for what their group has."""
 
     def __init__(self, shares: ShareGroups) -> None:
         self._shares = shares
+        self._agreed: dict[str, set[str]] = {}
 
-    def check(self, name: str, policy: SharePolicy, others: int) -> None:
-        """Raises `GroupError` where the group has other members and another order: they tell
-        nothing of keys, or of other ones."""
-        now = self._shares.policy(name)
-        if not others or name not in self._shares.names():
-            return
+    def check(
+        self, name: str, member: str, policy: SharePolicy, is_member: Callable[[str], bool]
+    ) -> None:
+        """Raises `GroupError` where others work by another order: they tell nothing of keys, or of
+        other ones. Who has not asked for any yet is no other: several may begin with a new one."""
+        for gone in self._agreed.keys() - {name, *self._shares.names()}:
+            del self._agreed[gone]
+        agreed = {each for each in self._agreed.get(name, ()) if is_member(each)}
+        now, others = self._shares.policy(name), len(agreed - {member})
         if (now.order, now.fair) != (policy.order, policy.fair):
-            raise GroupError(
-                f"share group {name!r} works with {told_of(now)}, and this worker asks for "
-                f"{told_of(policy)}: {others} other members are there, and all of a group have the "
-                "same. End them first, or take another group"
-            )
+            if others:
+                raise GroupError(
+                    f"share group {name!r} works with {told_of(now)}, and this worker asks for "
+                    f"{told_of(policy)}: {counted(others)} there, and all of a group have the "
+                    "same. End them first, or take another group"
+                )
+            agreed = set()
+        self._agreed[name] = agreed | {member}
 
     def arrange(self, name: str) -> Decision[bool]:
         """Brings partitions to what the group asks for, a bounded part of them: whether there may
@@ -77,3 +85,7 @@ class ArrangedGroups:
 def told_of(policy: SharePolicy) -> str:
     """Its order and turns, as a worker says them."""
     return f"order={policy.order or None!r}, fair={policy.fair or None!r}"
+
+
+def counted(others: int) -> str:
+    return "another member is" if others == 1 else f"{others} other members are"

@@ -95,14 +95,23 @@ def test_who_waits_is_called_when_the_next_of_a_key_is_ready():
     assert called == {"two"}
 
 
-def test_a_group_changes_its_order_only_while_it_has_one_member():
+def test_a_group_changes_its_order_only_while_nobody_else_works_by_it():
     group = Ordered()
     fair = SharePolicy(fair="header:tenant")
-    group.arranged.check("red", KEYED, 5)
-    with pytest.raises(GroupError, match=r"order='key', fair=None.*header:tenant.*3 other members"):
-        group.arranged.check("red", fair, 3)
-    group.arranged.check("red", fair, 0)
-    group.arranged.check("blue", fair, 3)  # it is new, and others begin with it, too
+    there = {"one", "two", "three"}
+
+    def check(member, policy, name="red"):
+        group.arranged.check(name, member, policy, there.__contains__)
+
+    check("one", KEYED)
+    with pytest.raises(GroupError, match=r"order='key', fair=None.*header:tenant.*another member"):
+        check("two", fair)
+    check("three", KEYED)
+    with pytest.raises(GroupError, match="2 other members"):
+        check("two", fair)
+    check("two", fair, "blue")  # it is new
+    there -= {"one", "three"}
+    check("two", fair)
     group.acquire()
     group.tell(5, 5)
     group.configure(fair)
@@ -110,6 +119,16 @@ def test_a_group_changes_its_order_only_while_it_has_one_member():
     assert group.tell(first=2, tenants=[7, 7]) == 2
     assert [runs for _, runs in group.acquire()] == [((0, 4),)]
     assert group.again() == group.state()
+
+
+def test_several_workers_begin_with_another_order_at_once():
+    """All of a group were restarted: none has told the old one."""
+    group, fair = Ordered(), SharePolicy(fair="key")
+    for member in ("one", "two"):
+        group.arranged.check("red", member, fair, {"one", "two", "refused"}.__contains__)
+        group.configure(fair)
+    with pytest.raises(GroupError, match="2 other members"):
+        group.arranged.check("red", "three", KEYED, {"one", "two", "three"}.__contains__)
 
 
 def test_with_an_order_of_keys_turns_by_key_are_no_more_to_be_told():

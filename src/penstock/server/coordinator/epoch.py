@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 from penstock.cluster.decisions import Decision, Record
 from penstock.cluster.groups import GroupMachine
-from penstock.cluster.shares import ShareGroups
+from penstock.cluster.shares import ArrangedGroups, ShareGroups
 from penstock.cluster.transactions import TransactionMachine
 from penstock.core.errors import PenstockError, ResourceLimitError
 from penstock.ipc.state import StatePage
@@ -80,6 +80,7 @@ class Life:
         cluster: CoordinatorCluster | None = None,
     ) -> None:
         self.machines = machines
+        self.arranged = ArrangedGroups(machines.shares)
         self.journal = journal
         self._mailbox = mailbox
         self._clock = clock

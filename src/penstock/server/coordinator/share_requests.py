@@ -50,7 +50,7 @@ class ShareRequests:
     ) -> None:
         self._life = life
         self._shares = life.machines.shares
-        self._arranged = sh.ArrangedGroups(self._shares)
+        self._arranged = life.arranged
         self._groups = life.machines.groups
         self._members = members
         self._pages = pages
@@ -109,7 +109,9 @@ class ShareRequests:
         if request.settings is not None:
             given = request.settings
             policy = sh.SharePolicy(**msgspec.structs.asdict(given))
-            self._arranged.check(name, policy, self._groups.member_count(name) - 1)
+            self._arranged.check(
+                name, member_id, policy, lambda it: self._groups.is_member(name, it)
+            )
             self._decide(lambda _: self._shares.configure(name, policy))
             while self._decide(lambda _: self._arranged.arrange(name)):
                 pass
