@@ -19,7 +19,8 @@ FLOORS = (
     ("ipc", "cluster"),
     ("security", "observe"),
     ("client",),
-    ("server",),
+    ("server", "database"),
+    ("outbox", "dedup"),
     ("logcheck",),
     ("testing", "spark", "cli", "demo", "bench"),
 )

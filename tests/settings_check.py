@@ -33,6 +33,7 @@ from penstock.client.consumer.group.consumer import GroupConsumer
 from penstock.client.producer.config import ProducerConfig
 from penstock.client.transactions.producer import TransactionalProducer
 from penstock.client.transactions.stages import Stage
+from penstock.outbox.config import RelayConfig
 from penstock.server.config import NodeConfig
 
 TESTS: Final = Path(__file__).resolve().parent
@@ -127,6 +128,12 @@ AREAS: Final = {
         "src/penstock/client/client.py",
         "        self._socket = run(\n",
         _BEFORE,
+    ),
+    "outbox": Area(
+        _fields(RelayConfig),
+        "src/penstock/outbox/config.py",
+        '        check_flag("accept_gap", self.accept_gap)\n',
+        _FROZEN,
     ),
     "admin": Area(
         {"timeout": _named(Admin.__init__, ("timeout",))["timeout"]},

@@ -37,6 +37,8 @@ GROUPS: Final = {
     "node": "node",
     "transaction": "transactions",
     "verify": "verify",
+    "outbox": "outbox",
+    "dedup": "dedup",
     "keys": "keys",
     "acl": "acl",
     "quota": "quotas",

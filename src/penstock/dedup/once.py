@@ -1,0 +1,260 @@
+"""`once`: a record's effects in a database, and that it was handled, in one transaction.
+
+    position    the next offset of (group, topic, partition): a record below it was handled
+    id          a row for each record, where records come in no order: work queues, several topics
+
+The first statement writes the position, so of two consumers that have the same record one waits for
+the other's commit, and then skips it. Never reads or commits anything of Penstock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
+from types import TracebackType
+from typing import Any, Final, Protocol, overload
+
+from penstock.client.consumer.group.consumed import GroupBatch
+from penstock.client.validation import check_flag, check_text
+from penstock.core.errors import ConfigError
+from penstock.database.statements import check_table, dialect_of, driver_of, execute
+from penstock.dedup.schema import NOW, TABLE
+
+GROUP_MAX: Final = 255
+ID_MAX: Final = 1024
+"""Bytes of an id."""
+
+
+class PlacedRecord(Protocol):
+    """A record, or a job of a work queue."""
+
+    @property
+    def topic(self) -> str: ...
+    @property
+    def partition(self) -> int: ...
+    @property
+    def offset(self) -> int: ...
+
+
+IdOf = Callable[[Any], bytes]
+
+
+def place_of(record: PlacedRecord) -> bytes:
+    """The id of a record by its place, for `id_of`: where records come in no order."""
+    return f"{record.topic}/{record.partition}/{record.offset}".encode()
+
+
+class _Transaction:
+    """The transaction that result and position share."""
+
+    def __init__(
+        self, connection: Any, group: str, table: str, id_of: IdOf | None, *, commit: bool
+    ) -> None:
+        check_text("group", group)
+        if not 0 < len(group) <= GROUP_MAX:
+            raise ConfigError(f"group={group[:80]!r} must have 1 to {GROUP_MAX} characters")
+        check_flag("commit", commit)
+        self._connection = connection
+        self._group = group
+        self._table = check_table(table)
+        self._id_of = id_of
+        self._commits = commit
+        self._now = NOW[dialect_of(connection)]
+
+    def _begin(self) -> None:
+        """Raises `ConfigError` where each statement would commit by itself."""
+        driver = driver_of(self._connection)
+        is_sqlite = hasattr(driver, "in_transaction")
+        by_itself = driver.autocommit is True if hasattr(driver, "autocommit") else False
+        if is_sqlite and driver.isolation_level is None:
+            by_itself = not driver.in_transaction
+        if not by_itself or _is_begun(driver):
+            return
+        if driver is not self._connection or not self._commits:
+            raise ConfigError(
+                "this connection commits each statement by itself, so result and position would "
+                "not commit together: use one without autocommit"
+            )
+        driver.execute("BEGIN IMMEDIATE" if is_sqlite else "BEGIN")
+
+    def _end(self, kind: type[BaseException] | None) -> None:
+        if not self._commits:
+            return
+        if kind is None:
+            self._connection.commit()
+        else:
+            self._connection.rollback()
+
+    def _is_new_id(self, record: Any) -> bool:
+        assert self._id_of is not None
+        known = self._id_of(record)
+        if not isinstance(known, bytes) or not 0 < len(known) <= ID_MAX:
+            raise ConfigError(f"id_of gave {known!r:.80}: an id is 1 to {ID_MAX} bytes")
+        done = execute(
+            self._connection,
+            f"INSERT INTO {self._table}_ids (consumer_group, record_id, seen_at) "
+            f"VALUES (:name, :id, {self._now}) ON CONFLICT (consumer_group, record_id) DO NOTHING",
+            {"name": self._group, "id": known},
+        )
+        return bool(done.rowcount == 1)
+
+    def _moved(self, topic: str, partition: int, next_offset: int) -> bool:
+        """Moves the position on. False: it is there already, or further."""
+        done = execute(
+            self._connection,
+            f"INSERT INTO {self._table} AS known "
+            "(consumer_group, topic, partition_number, next_offset, changed_at) "
+            f"VALUES (:name, :topic, :partition, :next, {self._now}) "
+            "ON CONFLICT (consumer_group, topic, partition_number) DO UPDATE "
+            "SET next_offset = excluded.next_offset, changed_at = excluded.changed_at "
+            "WHERE known.next_offset < excluded.next_offset",
+            {"name": self._group, "topic": topic, "partition": partition, "next": next_offset},
+        )
+        return bool(done.rowcount == 1)
+
+    def _locked(self, topic: str, partition: int, topic_id: str | None) -> int:
+        """Returns the position, which nobody else changes until the transaction ends. That of an
+        earlier topic of the same name is none."""
+        [[position]] = execute(
+            self._connection,
+            f"INSERT INTO {self._table} AS known "
+            "(consumer_group, topic, partition_number, topic_id, next_offset, changed_at) "
+            f"VALUES (:name, :topic, :partition, :id, 0, {self._now}) "
+            "ON CONFLICT (consumer_group, topic, partition_number) DO UPDATE "
+            "SET changed_at = excluded.changed_at, "
+            "topic_id = coalesce(excluded.topic_id, known.topic_id), "
+            "next_offset = CASE WHEN known.topic_id <> excluded.topic_id THEN 0 "
+            "ELSE known.next_offset END RETURNING next_offset",
+            {"name": self._group, "topic": topic, "partition": partition, "id": topic_id},
+        ).fetchall()
+        return int(position)
+
+
+def _is_begun(driver: Any) -> bool:
+    info = getattr(driver, "info", None)
+    return bool(getattr(info, "transaction_status", 0))
+
+
+class OnceRecord(_Transaction, AbstractContextManager[bool]):
+    """See `once`: a transaction around the handling of one record."""
+
+    def __init__(self, record: PlacedRecord, *given: Any, **options: Any) -> None:
+        super().__init__(*given, **options)
+        self._record = record
+
+    def __enter__(self) -> bool:
+        record = self._record
+        try:
+            self._begin()
+            if self._id_of is not None:
+                return self._is_new_id(record)
+            return self._moved(record.topic, record.partition, record.offset + 1)
+        except BaseException as error:
+            self._end(type(error))
+            raise
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._end(kind)
+
+
+class OnceBatch(_Transaction, AbstractContextManager[list[Any]]):
+    """See `once`: a transaction around the handling of a batch."""
+
+    def __init__(self, batch: Iterable[PlacedRecord], *given: Any, **options: Any) -> None:
+        super().__init__(*given, **options)
+        self._batch = batch
+
+    def __enter__(self) -> list[Any]:
+        try:
+            self._begin()
+            if self._id_of is not None:
+                return [record for record in self._batch if self._is_new_id(record)]
+            return self._behind_positions()
+        except BaseException as error:
+            self._end(type(error))
+            raise
+
+    def _behind_positions(self) -> list[Any]:
+        ids = _topic_ids(self._batch)
+        by_partition: dict[tuple[str, int], list[Any]] = {}
+        for record in self._batch:
+            by_partition.setdefault((record.topic, record.partition), []).append(record)
+        found: list[Any] = []
+        for name in sorted(by_partition):  # in one order, so that no two wait for each other
+            records = by_partition[name]
+            position = self._locked(*name, ids.get(name))
+            fresh = [record for record in records if record.offset >= position]
+            if fresh:
+                self._moved(*name, fresh[-1].offset + 1)
+            found += fresh
+        return found
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._end(kind)
+
+    def __iter__(self) -> Iterator[Any]:
+        """Those that are new. All of them commit when the loop is over; one that is left before,
+        by `break` or an exception, rolls all of them back."""
+        with self as fresh:
+            yield from fresh
+
+
+def _topic_ids(batch: object) -> dict[tuple[str, int], str]:
+    """Returns which topics these are, as far as a group's batch knows: names may be given again."""
+    if not isinstance(batch, GroupBatch):
+        return {}
+    return {name: owned.topic_id.hex() for name, owned in batch.ownership.owned.items()}
+
+
+@overload
+def once(
+    connection: Any, group: str, record: PlacedRecord, *, id_of: IdOf | None = None,
+    table: str = TABLE, commit: bool = True,
+) -> OnceRecord: ...  # fmt: skip
+@overload
+def once(
+    connection: Any, group: str, record: Iterable[PlacedRecord], *, id_of: IdOf | None = None,
+    table: str = TABLE, commit: bool = True,
+) -> OnceBatch: ...  # fmt: skip
+def once(
+    connection: Any,
+    group: str,
+    record: PlacedRecord | Iterable[PlacedRecord],
+    *,
+    id_of: IdOf | None = None,
+    table: str = TABLE,
+    commit: bool = True,
+) -> OnceRecord | OnceBatch:
+    """A transaction of the database in which a record is handled, once for each group.
+
+        with once(connection, "billing", record) as is_new:     # one record
+        with once(connection, "billing", batch) as fresh:       # those of a batch that are new
+        for record in once(connection, "billing", batch):       # the same as a loop
+
+    The end of the block commits, an exception rolls back: the record comes again then.
+
+    Args:
+        connection: as for `penstock.outbox.enqueue`, with no work in hand that should not commit.
+        record: one record, or a batch of them in order of offsets.
+        id_of: the id by which a record is known. Without it its offset counts, so records have to
+            come in order of their partition, as they do from a group. `place_of` is for work
+            queues.
+        table: the store, as `penstock.dedup.migrate` made it.
+        commit: False leaves commit and rollback to the caller.
+
+    Raises `ConfigError` for a connection in autocommit mode, and what the driver raises.
+    """
+    options: dict[str, Any] = {"commit": commit}
+    if isinstance(record, Iterable):
+        return OnceBatch(record, connection, group, table, id_of, **options)
+    return OnceRecord(record, connection, group, table, id_of, **options)
