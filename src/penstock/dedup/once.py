@@ -65,12 +65,17 @@ class _Transaction:
         """Raises `ConfigError` where each statement would commit by itself."""
         driver = driver_of(self._connection)
         is_sqlite = hasattr(driver, "in_transaction")
-        by_itself = driver.autocommit is True if hasattr(driver, "autocommit") else False
-        if is_sqlite and driver.isolation_level is None:
-            by_itself = not driver.in_transaction
-        if not by_itself or _is_begun(driver):
+        mode = getattr(driver, "autocommit", None)  # of sqlite3: from Python 3.12 on
+        if is_sqlite:
+            by_itself = mode is True or driver.isolation_level is None
+            is_begun = driver.in_transaction
+        else:
+            by_itself = mode is True
+            is_begun = bool(getattr(getattr(driver, "info", None), "transaction_status", 0))
+        if not by_itself or is_begun:
             return
-        if driver is not self._connection or not self._commits:
+        can_begin = mode is not True if is_sqlite else hasattr(driver, "pgconn")
+        if driver is not self._connection or not self._commits or not can_begin:
             raise ConfigError(
                 "this connection commits each statement by itself, so result and position would "
                 "not commit together: use one without autocommit"
@@ -130,11 +135,6 @@ class _Transaction:
         return int(position)
 
 
-def _is_begun(driver: Any) -> bool:
-    info = getattr(driver, "info", None)
-    return bool(getattr(info, "transaction_status", 0))
-
-
 class OnceRecord(_Transaction, AbstractContextManager[bool]):
     """See `once`: a transaction around the handling of one record."""
 
@@ -190,7 +190,7 @@ class OnceBatch(_Transaction, AbstractContextManager[list[Any]]):
             position = self._locked(*name, ids.get(name))
             fresh = [record for record in records if record.offset >= position]
             if fresh:
-                self._moved(*name, fresh[-1].offset + 1)
+                self._moved(*name, max(record.offset for record in fresh) + 1)
             found += fresh
         return found
 
