@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import random
 import subprocess
+import tempfile
 import threading
 from collections import Counter
 from collections.abc import Callable
 from contextlib import closing, suppress
+from pathlib import Path
 from typing import Any, Final
 
 from cli_runner import COMMAND, environment
@@ -59,6 +61,7 @@ class OutboxTrial:
         }
         if kill_database is not None:
             self._faults["database"] = kill_database
+        self._log = tempfile.NamedTemporaryFile("w", suffix=".relays")  # noqa: SIM115
         self._relays = [self._relay() for _ in range(relays)]
         self._is_over = threading.Event()
         self._failed: list[BaseException] = []
@@ -70,12 +73,17 @@ class OutboxTrial:
             thread.start()
 
     def _relay(self) -> subprocess.Popen[bytes]:
-        where = ("--dsn", self._database.dsn, "--table", self._database.name, "-q")
+        where = ("--dsn", self._database.dsn, "--table", self._database.name)
         return subprocess.Popen(
             [*COMMAND, "outbox", "relay", *where, "--batch-rows", "50"],
             env=environment(self._node.url),
-            stderr=subprocess.DEVNULL,
+            stderr=self._log,
         )
+
+    def tail(self) -> str:
+        """What the relays said last."""
+        self._log.flush()
+        return "\n".join(Path(self._log.name).read_text().splitlines()[-40:])
 
     # --- the application ---
     def _write(self, number: int, seed: float) -> None:
@@ -167,6 +175,7 @@ class OutboxTrial:
             relay.wait(10)
         for thread in self._writers:
             thread.join(60)
+        self._log.close()
 
 
 def _passing() -> tuple[type[Exception], ...]:

@@ -80,7 +80,8 @@ def test_committed_rows_are_sent_once_whoever_is_killed(database, node, request,
                     trial.round(fault)
         rows = trial.end()
     except Exception as error:
-        raise AssertionError(f"PENSTOCK_SEED={seed}: {error}\n{node.tail()}") from error
+        told = f"{node.tail()}\n--- relays ---\n{trial.tail()}"
+        raise AssertionError(f"PENSTOCK_SEED={seed}: {error}\n{told}") from error
     finally:
         trial.close()
     assert rows > 20

@@ -102,7 +102,8 @@ def test_every_promised_page_has_blocks_that_run():
         "README", "asyncio", "at-least-once", "at-most-once", "cluster", "columns", "coming-from",
         "exactly-once", "groups", "guarantees", "install", "metrics", "monitoring", "quickstart",
         "remote", "retention-and-disk", "security", "spark", "spark-jobs", "spark-writing",
-         "testing", "job-options", "job-order", "replay", "retries", "work-queues",
+        "testing", "job-options", "job-order", "replay", "retries", "work-queues", "outbox",
+        "exactly-once-databases",
     }  # fmt: skip
 
 

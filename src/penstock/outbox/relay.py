@@ -113,8 +113,8 @@ class Relay:
         """Counters since the relay was made.
 
         `sent`, `dead`: rows; `recovered`: rows that an earlier relay had sent and not settled.
-        `batches`: transactions that counted, `refused_batches`: that did not. `held_topics`: times
-        that a topic had to wait. `sessions`, `failures`: beginnings, and ends by an error.
+        `batches`: transactions that counted, `refused_batches`: that did not. `sessions`,
+        `failures`: beginnings, and ends by an error.
         """
         return dict(self._counts)
 

@@ -14,8 +14,7 @@ and so send later rows of the same key first.
 from __future__ import annotations
 
 import logging
-import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Final
 
@@ -32,16 +31,11 @@ from penstock.outbox.store import DeadLetterRow, OutboxStore, Position
 
 logger = logging.getLogger("penstock.outbox")
 
-DELIVERY_TIMEOUT: Final = 10.0
-"""Seconds that a log has to take the rows of a batch."""
-HOLD: Final = 60.0
-"""Seconds for which rows of a topic wait whose log took nothing, so that it delays others
-little."""
 REASON_MAX: Final = 500
 """Characters of a reason in the database."""
 OF_TOPIC: Final = (er.AccessDeniedError, er.UnknownTopicError)
 """Errors that all rows of the same topic would meet."""
-COUNTERS: Final = ("sent", "batches", "dead", "recovered", "refused_batches", "held_topics")
+COUNTERS: Final = ("sent", "batches", "dead", "recovered", "refused_batches")
 
 
 class RelaySession:
@@ -53,7 +47,6 @@ class RelaySession:
         self._config = config
         self._store = store
         self._counts = counts
-        self._held: dict[str, float] = {}
         self._most = config.batch_rows
         place = store.position()
         self._outbox_id = place.outbox_id
@@ -65,7 +58,6 @@ class RelaySession:
         self._producer = client.producer(
             transactional_id=f"outbox.{place.outbox_id}",
             transaction_durability=config.durability,
-            delivery_timeout=DELIVERY_TIMEOUT,
         )
         self._batch = self._recover(client)
 
@@ -130,12 +122,9 @@ class RelaySession:
     def step(self, wake: int) -> None:
         """Sends a batch, or waits for rows. Raises `ProducerFencedError` once another relay has
         begun, and what database and node raise."""
-        now = time.monotonic()
-        self._held = {topic: until for topic, until in self._held.items() if until > now}
-        rows = self._store.pending(self._most, self._held)
+        rows = self._store.pending(self._most)
         if not rows:
-            until = min(self._held.values(), default=now + self._config.pause)
-            self._store.wait(min(self._config.pause, until - now), wake)
+            self._store.wait(self._config.pause, wake)
             return
         dead: list[DeadLetterRow] = []
         taken: list[tuple[OutboxRow, Delivery]] = []
@@ -144,8 +133,11 @@ class RelaySession:
                 self._hand_over(rows, taken, dead)
         except er.ProducerFencedError:
             raise
-        except er.TransactionError as error:
-            self._refused(rows, taken, error)
+        except er.TransactionError:
+            causes = {row.topic: cause for row, each in taken if (cause := _refusal(each))}
+            if not causes:
+                raise  # no row is at fault: the next session tries the same ones
+            self._refused(rows, causes)
             return
         sent = [row.id for row, _ in taken]
         if not sent:
@@ -187,35 +179,17 @@ class RelaySession:
                 key=self._outbox_id.encode(), partition=0,
             )  # fmt: skip
 
-    def _refused(
-        self,
-        rows: Sequence[OutboxRow],
-        taken: Sequence[tuple[OutboxRow, Delivery]],
-        error: er.TransactionError,
-    ) -> None:
-        """After an abort nothing of the batch counts. A topic whose log does not answer is held,
-        one that is closed to the relay gets its rows dead; else half of the batch is tried, down to
-        the one row that cannot be sent."""
+    def _refused(self, rows: Sequence[OutboxRow], causes: Mapping[str, Exception]) -> None:
+        """After an abort nothing of the batch counts. A topic that is closed to the relay gets its
+        rows dead; else half of the batch is tried, down to the one row that cannot be sent."""
         self._counts["refused_batches"] += 1
-        causes = {row.topic: cause for row, each in taken if (cause := _cause(each)) is not None}
         closed = {topic: cause for topic, cause in causes.items() if isinstance(cause, OF_TOPIC)}
-        silent = [topic for topic, cause in causes.items() if getattr(cause, "retriable", False)]
         if closed:
             self._bury([(row, closed[row.topic]) for row in rows if row.topic in closed])
-        elif silent:
-            self._hold(silent, error)
-        elif not causes:
-            raise er.NotConnectedError(f"the transaction did not end: {error}") from error
         elif len(rows) > 1:
             self._most = len(rows) // 2
         else:
             self._bury([(rows[0], causes[rows[0].topic])])
-
-    def _hold(self, topics: Sequence[str], error: Exception) -> None:
-        for topic in topics:
-            self._held[topic] = time.monotonic() + HOLD
-        self._counts["held_topics"] += len(topics)
-        logger.warning("rows of %s wait, others go on: %s", ", ".join(map(repr, topics)), error)
 
     def _bury(self, rows: Sequence[tuple[OutboxRow, Exception]]) -> None:
         dead = [DeadLetterRow(row.id, _reason(error)) for row, error in rows]
@@ -238,12 +212,13 @@ class RelaySession:
             self._producer.close(timeout=5.0)
 
 
-def _cause(delivery: Delivery) -> Exception | None:
-    """Returns why this record failed, unless it failed because another one did."""
-    if not delivery.done():
+def _refusal(delivery: Delivery) -> Exception | None:
+    """Returns why this record was refused for good. None: it was not, or only its log is ill."""
+    error = delivery.exception() if delivery.done() else None
+    passing = (er.TransactionError, er.StorageError)
+    if error is None or isinstance(error, passing) or getattr(error, "retriable", False):
         return None
-    error = delivery.exception()
-    return None if isinstance(error, er.TransactionError) else error
+    return error
 
 
 def _reason(error: Exception) -> str:

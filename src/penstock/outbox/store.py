@@ -15,7 +15,7 @@ import os
 import select
 import sqlite3
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -72,17 +72,15 @@ class OutboxStore(ABC):
         ).fetchall()
         return Position(str(outbox_id).replace("-", ""), batch)
 
-    def pending(self, most: int, held: Collection[str]) -> list[OutboxRow]:
-        """Returns the oldest rows that wait, but for topics that are held: the first one, and more
-        while their values have room in `BATCH_BYTES`."""
-        but, given = self._excluded(held)
+    def pending(self, most: int) -> list[OutboxRow]:
+        """Returns the oldest rows that wait: the first one, and more while their values have room
+        in `BATCH_BYTES`."""
         found = self.connection.execute(
             f"SELECT {_COLUMNS} FROM (SELECT {self.columns}, sum(coalesce(length(value), 0)) "
             "OVER (ORDER BY id ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW) "
             "- coalesce(length(value), 0) AS before "
-            f"FROM {self._table} WHERE state = 0{but} ORDER BY id LIMIT {most}) AS oldest "
-            f"WHERE before < {BATCH_BYTES} ORDER BY id",
-            given,
+            f"FROM {self._table} WHERE state = 0 ORDER BY id LIMIT {most}) AS oldest "
+            f"WHERE before < {BATCH_BYTES} ORDER BY id"
         ).fetchall()
         return [OutboxRow(*row) for row in found]
 
@@ -138,9 +136,6 @@ class OutboxStore(ABC):
         """Waits for rows, for so long at most; less, once the descriptor `wake` is readable."""
 
     @abstractmethod
-    def _excluded(self, held: Collection[str]) -> tuple[str, tuple[Any, ...]]: ...
-
-    @abstractmethod
     def _among(self, ids: Sequence[int]) -> tuple[str, tuple[Any, ...]]: ...
 
     @abstractmethod
@@ -188,9 +183,6 @@ class PostgresqlStore(OutboxStore):
         while raw.notifies() is not None:
             pass
 
-    def _excluded(self, held: Collection[str]) -> tuple[str, tuple[Any, ...]]:
-        return (" AND topic <> ALL(%s)", (list(held),)) if held else ("", ())
-
     def _among(self, ids: Sequence[int]) -> tuple[str, tuple[Any, ...]]:
         return "id = ANY(%s)", (list(ids),)
 
@@ -228,9 +220,9 @@ class SqliteStore(OutboxStore):
             return True
         return False
 
-    def pending(self, most: int, held: Collection[str]) -> list[OutboxRow]:
+    def pending(self, most: int) -> list[OutboxRow]:
         self._seen = self._version()  # before: a commit in between is seen by the next wait
-        return super().pending(most, held)
+        return super().pending(most)
 
     def wait(self, seconds: float, wake: int) -> None:
         poller = select.poll()
@@ -243,10 +235,6 @@ class SqliteStore(OutboxStore):
     def _version(self) -> int:
         [[version]] = self.connection.execute("PRAGMA data_version").fetchall()
         return int(version)
-
-    def _excluded(self, held: Collection[str]) -> tuple[str, tuple[Any, ...]]:
-        marks = ", ".join("?" * len(held))
-        return (f" AND topic NOT IN ({marks})", tuple(held)) if held else ("", ())
 
     def _among(self, ids: Sequence[int]) -> tuple[str, tuple[Any, ...]]:
         return "id IN (SELECT value FROM json_each(?))", (f"[{','.join(map(str, ids))}]",)
