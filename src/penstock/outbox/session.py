@@ -20,6 +20,7 @@ from typing import Final
 
 import msgspec
 
+from penstock.client.admin.topic_config import TopicConfig
 from penstock.client.client import Client
 from penstock.client.producer.delivery import Delivery
 from penstock.client.transactions.progress_topic import check_progress_topic, fenced, is_made
@@ -35,6 +36,8 @@ REASON_MAX: Final = 500
 """Characters of a reason in the database."""
 OF_TOPIC: Final = (er.AccessDeniedError, er.UnknownTopicError)
 """Errors that all rows of the same topic would meet."""
+PROGRESS_CONFIG: Final = TopicConfig(cleanup="compact", segment_bytes=4 << 20)
+"""Small segments, since each start reads what is not compacted yet."""
 COUNTERS: Final = ("sent", "batches", "dead", "recovered", "refused_batches")
 
 
@@ -51,7 +54,7 @@ class RelaySession:
         place = store.position()
         self._outbox_id = place.outbox_id
         with client.admin() as admin:
-            is_made(admin, config.progress_topic)
+            is_made(admin, config.progress_topic, PROGRESS_CONFIG)
             check_progress_topic(
                 admin, config.progress_topic, "give another name by progress_topic"
             )
