@@ -24,10 +24,11 @@ from penstock.testing.sim import FAIR, FOUL, Network, Simulation
 TOPICS = {"jobs": (b"j" * 16, 2), "thumbs": (b"t" * 16, 2)}
 JOBS_OF_A_FEEDER = 40
 STOP_MAX = 8.0
-KINDS = (
-    *("kill worker", "kill worker", "stop worker", "stop worker", "kill writer"),
-    *("kill leader", "kill broker", "isolate leader", "move leader", "lose answers"),
+OF_BROKERS = (
+    *("kill leader", "kill broker", "isolate leader", "move leader"),
+    *("lose answers", "lose answers"),
 )
+KINDS = (*("kill worker", "kill worker", "stop worker", "stop worker", "kill writer", *OF_BROKERS),)
 
 
 def places(topic: str) -> list[Place]:
@@ -41,6 +42,8 @@ class ShareWorld:
         self.network = network = Network(sim, sim.random.choice([FAIR, FOUL]))
         self.every = sim.random.choice([0.2, 0.5, 1.5])
         """Mean seconds between two faults."""
+        self.kinds = sim.random.choice([KINDS, OF_BROKERS])
+        """Workers that die take with them what a lost answer gave them: some worlds have none."""
         self.is_healed = False
         self.jobs, self.ledger = JobLedger(), Ledger()
         self.writer = Writer(sim, network, [at for topic in TOPICS for at in places(topic)])
@@ -96,7 +99,7 @@ class ShareWorld:
         if self.is_healed:
             return
         random, leader = self.sim.random, self.leader
-        kind = random.choice(KINDS)
+        kind = random.choice(self.kinds)
         worker = random.choice(self.workers)
         self.sim.note(kind)
         self.jobs.counts[f"fault: {kind}"] += 1
