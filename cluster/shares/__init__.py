@@ -6,6 +6,9 @@ Pure: no I/O, no clock, no threads. `SharePartition` is the machine of one group
 
 from __future__ import annotations
 
+from penstock.cluster.shares.answers import LeaseAnswered as LeaseAnswered
+from penstock.cluster.shares.answers import LeaseGranted as LeaseGranted
+from penstock.cluster.shares.answers import ShareDecision as ShareDecision
 from penstock.cluster.shares.arranging import ArrangedGroups as ArrangedGroups
 from penstock.cluster.shares.arranging import ToldHashes as ToldHashes
 from penstock.cluster.shares.done_jobs import AcceptedJobs as AcceptedJobs
@@ -16,9 +19,6 @@ from penstock.cluster.shares.groups import GrantedRecords as GrantedRecords
 from penstock.cluster.shares.groups import ShareGroups as ShareGroups
 from penstock.cluster.shares.groups import runs_of as runs_of
 from penstock.cluster.shares.limits import ShareLimits as ShareLimits
-from penstock.cluster.shares.machine import LeaseAnswered as LeaseAnswered
-from penstock.cluster.shares.machine import LeaseGranted as LeaseGranted
-from penstock.cluster.shares.machine import ShareDecision as ShareDecision
 from penstock.cluster.shares.machine import SharePartition as SharePartition
 from penstock.cluster.shares.policy import SharePolicy as SharePolicy
 from penstock.cluster.shares.runs import Run as Run

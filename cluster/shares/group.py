@@ -8,8 +8,9 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from penstock.cluster.shares.answers import LeaseGranted
 from penstock.cluster.shares.breaker import Breaker, SharePause
-from penstock.cluster.shares.machine import LeaseGranted, SharePartition
+from penstock.cluster.shares.machine import SharePartition
 from penstock.cluster.shares.policy import SharePolicy
 from penstock.cluster.shares.runs import count
 from penstock.cluster.shares.share_log import LoggedShare, Place

@@ -15,14 +15,10 @@ from typing import Final, NamedTuple
 import msgspec
 
 from penstock.cluster.decisions import Decision, Record
+from penstock.cluster.shares.answers import LeaseAnswered, LeaseGranted, ShareDecision
 from penstock.cluster.shares.breaker import SharePause, decode_pause
 from penstock.cluster.shares.group import KnownEnds, ShareGroup
-from penstock.cluster.shares.machine import (
-    LeaseAnswered,
-    LeaseGranted,
-    ShareDecision,
-    SharePartition,
-)
+from penstock.cluster.shares.machine import SharePartition
 from penstock.cluster.shares.policy import SharePolicy, decode_policy
 from penstock.cluster.shares.runs import Runs, count
 from penstock.cluster.shares.share_log import DELTA, RUN, SNAPSHOT, LoggedShare, Place, Uniform

@@ -47,9 +47,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
-from typing import Final, Generic, NamedTuple, TypeVar
+from typing import Final
 
 from penstock.cluster.shares import records as rec
+from penstock.cluster.shares.answers import LeaseAnswered, LeaseGranted, ShareDecision
 from penstock.cluster.shares.keys import HASH_BYTES, single_runs
 from penstock.cluster.shares.limits import ShareLimits
 from penstock.cluster.shares.runs import (
@@ -87,36 +88,9 @@ from penstock.cluster.shares.window import (
 from penstock.core.errors import ConfigError, ResourceLimitError
 from penstock.core.work import TIME_MAX
 
-T_co = TypeVar("T_co", covariant=True)
 MEMBER_BYTES_MAX: Final = 200
 EXPIRED_MAX: Final = 60
 """Deltas of one decision about leases that are too old."""
-
-
-class ShareDecision(NamedTuple, Generic[T_co]):
-    """`deltas` are replayed at once, appended as one batch, and the answer given after that."""
-
-    deltas: tuple[rec.Delta, ...]
-    answer: T_co
-
-
-class LeaseGranted(NamedTuple):
-    """Records that a member works on. `deliveries`: how often each run was delivered by now."""
-
-    lease: int
-    runs: Runs
-    deliveries: tuple[tuple[int, Run], ...]
-
-
-class LeaseAnswered(NamedTuple):
-    """`stale`: runs that the lease does not hold, so that nothing changed. They were answered for
-    before, or their member was taken for gone. `freed`: records that are ready now, since the one
-    before them of their key is over."""
-
-    settled: int
-    stale: Runs
-    condemned: int = 0
-    freed: int = 0
 
 
 class SharePartition:
