@@ -46,7 +46,6 @@ those of Kafka's share groups (KIP-932), with leases by process in place of lock
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from itertools import pairwise
 from typing import Final
 
 from penstock.cluster.shares import records as rec
@@ -72,7 +71,7 @@ from penstock.cluster.shares.state import (
     ShareState,
     StoredSnapshot,
 )
-from penstock.cluster.shares.waiting import WaitingRun
+from penstock.cluster.shares.waiting import WaitingRun, packed_dues, with_dues
 from penstock.cluster.shares.window import (
     BEHIND,
     CONDEMNED,
@@ -361,7 +360,7 @@ class SharePartition:
             )
         held, stale = self._held(lease, asked)
         settled, back, later = 0, list[Run](), list[tuple[Run, int]]()
-        for run, due in _with_dues(asked, dues, held):
+        for run, due in with_dues(asked, dues, held):
             settled += run[1] - run[0]
             if due <= now_us:
                 back.append(run)
@@ -370,7 +369,7 @@ class SharePartition:
         deltas, _ = self._settled(lease, self._back(lease), joined(back), (), uncounted=True)
         if later:
             postponed = packed(joined(run for run, _ in later))
-            deltas = (*deltas, rec.Postponed(lease, _packed_dues(later), postponed, True))
+            deltas = (*deltas, rec.Postponed(lease, packed_dues(later), postponed, True))
         return ShareDecision(deltas, LeaseAnswered(settled, stale))
 
     def reject(
@@ -557,23 +556,3 @@ class SharePartition:
     def _backoff(self, deliveries: int) -> float:
         longest = min(self.limits.backoff_min * 2.0 ** (deliveries - 1), self.limits.backoff_max)
         return self._uniform(0.0, longest)
-
-
-def _with_dues(asked: Runs, dues: Sequence[int], held: Runs) -> Iterable[tuple[Run, int]]:
-    """The part of the runs that is held, with their times."""
-    if held == joined(asked):
-        return zip(asked, dues, strict=True)
-    return (
-        (part, due)
-        for run, due in zip(asked, dues, strict=True)
-        for part in without((run,), without((run,), held))
-    )
-
-
-def _packed_dues(later: Sequence[tuple[Run, int]]) -> list[int]:
-    """As `Postponed` has them."""
-    first = later[0][1]
-    if all(due == first for _, due in later):
-        return [first]
-    each = [due for (start, end), due in later for _ in range(start, end)]
-    return [first, *(due - before for before, due in pairwise(each))]

@@ -21,8 +21,10 @@ import struct
 from array import array
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import chain
+from itertools import chain, pairwise
 from typing import Final, NamedTuple
+
+from penstock.cluster.shares.runs import Run, Runs, joined, without
 
 LOOSE_MAX: Final = 1 << 13
 """Entries that are no run yet."""
@@ -294,3 +296,23 @@ def named_runs(
             raise ValueError(f"run {number} of waiting records is not there")
         run.take_up_to(taken)
         yield run
+
+
+def with_dues(asked: Runs, dues: Sequence[int], held: Runs) -> Iterable[tuple[Run, int]]:
+    """The part of the runs that is held, with their times."""
+    if held == joined(asked):
+        return zip(asked, dues, strict=True)
+    return (
+        (part, due)
+        for run, due in zip(asked, dues, strict=True)
+        for part in without((run,), without((run,), held))
+    )
+
+
+def packed_dues(later: Sequence[tuple[Run, int]]) -> list[int]:
+    """As `Postponed` has them."""
+    first = later[0][1]
+    if all(due == first for _, due in later):
+        return [first]
+    each = [due for (start, end), due in later for _ in range(start, end)]
+    return [first, *(due - before for before, due in pairwise(each))]
