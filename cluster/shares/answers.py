@@ -1,4 +1,4 @@
-"""What the machine of a group in a partition decides, and what a member is told of it."""
+"""Decisions of the machine of a group in a partition, and the answers to members."""
 
 from __future__ import annotations
 

@@ -39,8 +39,8 @@ class ArrangedGroups:
     def check(
         self, name: str, member: str, policy: SharePolicy, is_member: Callable[[str], bool]
     ) -> None:
-        """Raises `GroupError` where others work by another order: they tell nothing of keys, or of
-        other ones. Who has not asked for any yet is no other: several may begin with a new one."""
+        """Raises `GroupError` where others work by another order: they tell no keys, or different
+        ones. A member that has not asked yet does not count: several may begin with a new order."""
         for gone in self._agreed.keys() - {name, *self._shares.names()}:
             del self._agreed[gone]
         agreed = {each for each in self._agreed.get(name, ()) if is_member(each)}

@@ -44,7 +44,7 @@ def place_of(record: PlacedRecord) -> bytes:
     return f"{record.topic}/{record.partition}/{record.offset}".encode()
 
 
-class _Transaction:
+class StoreTransaction:
     """The transaction that result and position share."""
 
     def __init__(
@@ -58,10 +58,11 @@ class _Transaction:
         self._group = group
         self._table = check_table(table)
         self._id_of = id_of
+        self.by_id = id_of is not None
         self._commits = commit
         self._now = NOW[dialect_of(connection)]
 
-    def _begin(self) -> None:
+    def begin(self) -> None:
         """Raises `ConfigError` where each statement would commit by itself."""
         driver = driver_of(self._connection)
         is_sqlite = hasattr(driver, "in_transaction")
@@ -82,7 +83,7 @@ class _Transaction:
             )
         driver.execute("BEGIN IMMEDIATE" if is_sqlite else "BEGIN")
 
-    def _end(self, kind: type[BaseException] | None) -> None:
+    def end(self, kind: type[BaseException] | None) -> None:
         if not self._commits:
             return
         if kind is None:
@@ -90,7 +91,7 @@ class _Transaction:
         else:
             self._connection.rollback()
 
-    def _is_new_id(self, record: Any) -> bool:
+    def is_new_id(self, record: Any) -> bool:
         assert self._id_of is not None
         known = self._id_of(record)
         if not isinstance(known, bytes) or not 0 < len(known) <= ID_MAX:
@@ -103,7 +104,7 @@ class _Transaction:
         )
         return bool(done.rowcount == 1)
 
-    def _moved(self, topic: str, partition: int, next_offset: int) -> bool:
+    def moved(self, topic: str, partition: int, next_offset: int) -> bool:
         """Moves the position on. False: it is there already, or further."""
         done = execute(
             self._connection,
@@ -117,7 +118,7 @@ class _Transaction:
         )
         return bool(done.rowcount == 1)
 
-    def _locked(self, topic: str, partition: int, topic_id: str | None) -> int:
+    def locked(self, topic: str, partition: int, topic_id: str | None) -> int:
         """Returns the position, which nobody else changes until the transaction ends. That of an
         earlier topic of the same name is none."""
         [[position]] = execute(
@@ -135,22 +136,22 @@ class _Transaction:
         return int(position)
 
 
-class OnceRecord(_Transaction, AbstractContextManager[bool]):
+class OnceRecord(AbstractContextManager[bool]):
     """See `once`: a transaction around the handling of one record."""
 
-    def __init__(self, record: PlacedRecord, *given: Any, **options: Any) -> None:
-        super().__init__(*given, **options)
+    def __init__(self, record: PlacedRecord, transaction: StoreTransaction) -> None:
         self._record = record
+        self._transaction = transaction
 
     def __enter__(self) -> bool:
         record = self._record
         try:
-            self._begin()
-            if self._id_of is not None:
-                return self._is_new_id(record)
-            return self._moved(record.topic, record.partition, record.offset + 1)
+            self._transaction.begin()
+            if self._transaction.by_id:
+                return self._transaction.is_new_id(record)
+            return self._transaction.moved(record.topic, record.partition, record.offset + 1)
         except BaseException as error:
-            self._end(type(error))
+            self._transaction.end(type(error))
             raise
 
     def __exit__(
@@ -159,24 +160,24 @@ class OnceRecord(_Transaction, AbstractContextManager[bool]):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._end(kind)
+        self._transaction.end(kind)
 
 
-class OnceBatch(_Transaction, AbstractContextManager[list[Any]]):
+class OnceBatch(AbstractContextManager[list[Any]]):
     """See `once`: a transaction around the handling of a batch."""
 
-    def __init__(self, batch: Iterable[PlacedRecord], *given: Any, **options: Any) -> None:
-        super().__init__(*given, **options)
+    def __init__(self, batch: Iterable[PlacedRecord], transaction: StoreTransaction) -> None:
         self._batch = batch
+        self._transaction = transaction
 
     def __enter__(self) -> list[Any]:
         try:
-            self._begin()
-            if self._id_of is not None:
-                return [record for record in self._batch if self._is_new_id(record)]
+            self._transaction.begin()
+            if self._transaction.by_id:
+                return [record for record in self._batch if self._transaction.is_new_id(record)]
             return self._behind_positions()
         except BaseException as error:
-            self._end(type(error))
+            self._transaction.end(type(error))
             raise
 
     def _behind_positions(self) -> list[Any]:
@@ -187,10 +188,10 @@ class OnceBatch(_Transaction, AbstractContextManager[list[Any]]):
         found: list[Any] = []
         for name in sorted(by_partition):  # in one order, so that no two wait for each other
             records = by_partition[name]
-            position = self._locked(*name, ids.get(name))
+            position = self._transaction.locked(*name, ids.get(name))
             fresh = [record for record in records if record.offset >= position]
             if fresh:
-                self._moved(*name, max(record.offset for record in fresh) + 1)
+                self._transaction.moved(*name, max(record.offset for record in fresh) + 1)
             found += fresh
         return found
 
@@ -200,7 +201,7 @@ class OnceBatch(_Transaction, AbstractContextManager[list[Any]]):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._end(kind)
+        self._transaction.end(kind)
 
     def __iter__(self) -> Iterator[Any]:
         """Those that are new. All of them commit when the loop is over; one that is left before,
@@ -254,7 +255,7 @@ def once(
 
     Raises `ConfigError` for a connection in autocommit mode, and what the driver raises.
     """
-    options: dict[str, Any] = {"commit": commit}
+    transaction = StoreTransaction(connection, group, table, id_of, commit=commit)
     if isinstance(record, Iterable):
-        return OnceBatch(record, connection, group, table, id_of, **options)
-    return OnceRecord(record, connection, group, table, id_of, **options)
+        return OnceBatch(record, transaction)
+    return OnceRecord(record, transaction)
