@@ -15,6 +15,7 @@ from sim.coordinator import Answered, Coordinator, Refusal, Waiting
 from sim.partitions import Marker, Writer
 
 from penstock.cluster.decisions import Decision, Record
+from penstock.cluster.shares import ArrangedGroups
 from penstock.core.errors import PenstockError
 from penstock.server.coordinator.epoch import GONE
 from penstock.server.coordinator.share_requests import ShareRequests
@@ -105,6 +106,10 @@ class Broker(Coordinator):
         self.begin_empty()
         self.tick()
         self.sweep()
+
+    def begin_empty(self) -> None:
+        super().begin_empty()
+        self.arranged = ArrangedGroups(self.shares)
 
     def on_crash(self) -> None:
         self.epoch, self.is_serving = 0, False
