@@ -17,7 +17,7 @@ from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
 from xdist.workermanage import WorkerController
 
-WORKERS_MAX: Final = 7
+WORKERS_MAX: Final = 8
 TOGETHER: Final = ("tests/spark", "tests/cluster")
 """Folders each of which goes to one process as a whole, before all others: the first one's files
 share a machine of Java, and of three brokers there is one set at a time on the machine."""
@@ -33,7 +33,7 @@ INTERRUPTS: Final = os.environ.get("PENSTOCK_INTERRUPTS")
 
 def workers_of(processors: int) -> int:
     """A test computes for a third of its time and waits for the rest of it."""
-    return min(2 * processors + 2, WORKERS_MAX)
+    return min(2 * processors + 4, WORKERS_MAX)
 
 
 def in_stages(items: Iterable[pytest.Item]) -> list[pytest.Item]:
