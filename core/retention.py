@@ -4,7 +4,8 @@
               time, never the producers'); the active segment too, which has to be rolled for that
     by size   the log without the segment still holds the wanted bytes; never the active segment
 
-Whatever asks first, wins. Nothing at or above the high watermark goes.
+Whatever asks first, wins. Nothing at or above the high watermark goes. Records that a group has not
+finished may be held: they go where the log with them is larger than a hard cap, and not before.
 Owns these rules. Reads segments, changes nothing: the writer trims.
 """
 
@@ -28,6 +29,14 @@ class SegmentFacts:
     nbytes: int
     newest_append: int | None
     is_active: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class HeldRecords:
+    """From `start` on records are held while their log has at most so many bytes."""
+
+    start: int
+    bytes_max: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +98,7 @@ def expired(
     high_watermark: int,
     retention_bytes: int | None,
     retention_us: int | None,
+    held: HeldRecords | None = None,
 ) -> Expiry | None:
     """Returns the segments to remove now; None if there are none. Segments go in order, so the
     first one that stays keeps all behind it."""
@@ -97,6 +107,8 @@ def expired(
     by_time = by_size = nbytes = 0
     for fact in facts:
         if fact.end > high_watermark or fact.newest_append is None:
+            break
+        if held is not None and fact.end > held.start and total - nbytes <= held.bytes_max:
             break
         if retention_us is not None and now_us - fact.newest_append > retention_us:
             by_time += 1

@@ -76,13 +76,16 @@ class FullPages:
 
 class CleanerState(NamedTuple):
     """`heartbeat` is monotonic, `last_run` since the epoch, both in microseconds; `errors` counts
-    partitions that could not be looked at or cleaned."""
+    partitions that could not be looked at or cleaned; `unread` offsets that retention took though
+    they were held for a group; `held` are bytes that it did not take."""
 
     pid: int
     heartbeat: int
     runs: int
     errors: int
     last_run: int
+    unread: int
+    held: int
 
 
 class CleanerSlot:
@@ -106,6 +109,12 @@ class CleanerSlot:
 
     def count_error(self) -> None:
         self._q[_CLEANER + lo.Q_CLEANER_ERRORS] += 1
+
+    def count_unread(self, offsets: int) -> None:
+        self._q[_CLEANER + lo.Q_CLEANER_UNREAD] += offsets
+
+    def hold(self, nbytes: int) -> None:
+        self._q[_CLEANER + lo.Q_CLEANER_HELD] = nbytes
 
     def read(self) -> CleanerState:
         return CleanerState(*self._q[_CLEANER : _CLEANER + len(CleanerState._fields)].tolist())

@@ -18,6 +18,7 @@ TOPICS_PER_PAGE: Final = 80
 
 
 DELETE_RETENTION: Final = 86_400.0
+HOLD_BYTES: Final = 10 << 30
 """Seconds, where a topic says nothing else."""
 
 
@@ -45,6 +46,16 @@ class TopicSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omi
     min_dirty_ratio: float | None = None
     replication_factor: int | None = None
     min_insync_replicas: int | None = None
+    hold_for: str = "nobody"  # "nobody" | "groups"
+    hold_bytes_max: int | None = None
+
+    @property
+    def hold_bytes(self) -> int | None:
+        """How large a partition grows before retention takes what a group has not finished; None:
+        groups hold nothing."""
+        if self.hold_for != "groups":
+            return None
+        return HOLD_BYTES if self.hold_bytes_max is None else self.hold_bytes_max
 
     @property
     def deletes(self) -> bool:
@@ -161,6 +172,13 @@ class SwapSegments(msgspec.Struct, frozen=True, tag="swap_segments"):
     records: int
 
 
+class FindFloor(msgspec.Struct, frozen=True, tag="find_floor"):
+    """How far all groups are in a partition. From the cleaner."""
+
+    topic_id: bytes
+    partition: int
+
+
 class DescribeNode(msgspec.Struct, frozen=True, tag="describe_node"):
     pass
 
@@ -171,7 +189,7 @@ class Bye(msgspec.Struct, frozen=True, tag="bye"):
 
 ClientMessage = (
     Hello | OpenLane | FindTopic | ListTopics | CreateTopic | AlterTopic | DeleteTopic
-    | TrimPartition | SwapSegments | DescribeNode | Bye | coordination.Request
+    | TrimPartition | SwapSegments | FindFloor | DescribeNode | Bye | coordination.Request
     | lookups.Request | accessing.Request | clustering.Request | operating.Request
     | sharing.Request
 )  # fmt: skip
@@ -263,6 +281,12 @@ class Cleaned(msgspec.Struct, frozen=True, tag="cleaned"):
     done: bool = True
 
 
+class FloorFound(msgspec.Struct, frozen=True, tag="floor_found"):
+    """The first offset that some group has not finished; -1: there is no group."""
+
+    offset: int
+
+
 class Done(msgspec.Struct, frozen=True, tag="done"):
     pass
 
@@ -275,8 +299,8 @@ class Refused(msgspec.Struct, frozen=True, tag="refused"):
 
 
 NodeMessage = (
-    Welcome | LaneOpened | TopicFound | Topics | NodeDescription | Cleaned | Done | Refused
-    | coordination.Reply | lookups.Reply | accessing.Reply | clustering.Reply
+    Welcome | LaneOpened | TopicFound | Topics | NodeDescription | Cleaned | FloorFound | Done
+    | Refused | coordination.Reply | lookups.Reply | accessing.Reply | clustering.Reply
     | operating.Reply | sharing.Reply
 )  # fmt: skip
 

@@ -6,7 +6,7 @@ Offsets are named by runs: pairs (first, end), ascending and apart.
 
 from __future__ import annotations
 
-from typing import Annotated, Final
+from typing import Annotated, Final, Literal
 
 import msgspec
 
@@ -27,6 +27,12 @@ HELD_MAX: Final = 500
 REASON_MAX: Final = 1000
 DONE_LEASES_MAX: Final = 256
 """Leases whose jobs a transaction has done; of all of them together `RUNS_MAX` runs."""
+CLAIMS_MAX: Final = 200
+"""Records whose dedup ids one request claims."""
+PEEKED_MAX: Final = 100
+"""Records that one answer shows."""
+REASON_SHOWN: Final = 300
+"""Characters of a reason there."""
 CONDEMNED_MAX: Final = 100
 """Records that one answer has to be made dead letters."""
 
@@ -43,7 +49,8 @@ class ShareSettings(msgspec.Struct, frozen=True, array_like=True):
     "latest". `max_lease`: what a worker has for a record without asking for more time. Seconds; 0
     deliveries, a lease of 0: no end. `dead_share`: the group is paused once more than this part of
     the records that end become dead letters; 0: never. `order`: "key", or "" for none; `fair`:
-    "key", "header:NAME", or "": the same of all members."""
+    "key", "header:NAME", or "": the same of all members. `dedup_window`: how far the timestamps of
+    records of one dedup id lie apart of which one is delivered; 0: each is."""
 
     max_deliveries: int = 5
     backoff_min: float = 1.0
@@ -53,6 +60,7 @@ class ShareSettings(msgspec.Struct, frozen=True, array_like=True):
     dead_share: float = 0.0
     order: Annotated[str, msgspec.Meta(max_length=20)] = ""
     fair: Annotated[str, msgspec.Meta(max_length=300)] = ""
+    dedup_window: float = 600.0
 
 
 class PartitionEnds(msgspec.Struct, frozen=True, array_like=True):
@@ -110,6 +118,18 @@ class LeaseAnswer(msgspec.Struct, frozen=True, array_like=True):
     lost: Runs = []
 
 
+class ClaimedIds(msgspec.Struct, frozen=True, array_like=True):
+    """Records of a lease with dedup ids, which are not handed out before the answer. For each a
+    digest of 16 bytes of its key and id, and its timestamp (8 bytes, microseconds)."""
+
+    topic_id: TopicId
+    partition: Number
+    lease: Offset
+    runs: Runs
+    digests: Annotated[bytes, msgspec.Meta(max_length=16 * CLAIMS_MAX)]
+    stamps: Annotated[bytes, msgspec.Meta(max_length=8 * CLAIMS_MAX)]
+
+
 class DoneLease(msgspec.Struct, frozen=True, array_like=True):
     """Jobs of a lease that are done with a transaction."""
 
@@ -139,7 +159,8 @@ class AcquireRecords(msgspec.Struct, frozen=True, tag="acquire_records"):
 
     `holds`: all leases that the member knows, after the answer to a request was lost, also by a
     new connection: what else it was given was handed out to nobody, and goes back without being
-    counted as delivered. Where it is None that is known to agree."""
+    counted as delivered. Where it is None that is known to agree. `claims`: `CLAIMS_MAX` records at
+    most, of any number of leases."""
 
     group: str
     member_id: str
@@ -148,6 +169,7 @@ class AcquireRecords(msgspec.Struct, frozen=True, tag="acquire_records"):
     answers: Annotated[list[LeaseAnswer], msgspec.Meta(max_length=ANSWERS_MAX)] = []
     settings: ShareSettings | None = None
     holds: Annotated[list[HeldLease], msgspec.Meta(max_length=HELD_MAX)] | None = None
+    claims: Annotated[list[ClaimedIds], msgspec.Meta(max_length=CLAIMS_MAX)] = []
 
 
 class BuryRecords(msgspec.Struct, frozen=True, tag="bury_records"):
@@ -189,6 +211,18 @@ class DescribeShare(msgspec.Struct, frozen=True, tag="describe_share"):
     skip: Annotated[int, msgspec.Meta(ge=0)] = 0
 
 
+class PeekShare(msgspec.Struct, frozen=True, tag="peek_share"):
+    """Looks at records of a group in a partition, from an offset on, without leasing them.
+    `state`: "ready", "behind", "waiting", "leased", "condemned"; "": each of these."""
+
+    group: str
+    topic_id: TopicId
+    partition: Number
+    state: Literal["", "ready", "behind", "waiting", "leased", "condemned"] = ""
+    first: Offset = 0
+    records_max: Annotated[int, msgspec.Meta(ge=1, le=PEEKED_MAX)] = PEEKED_MAX
+
+
 # --- node -> client -----------------------------------------------------------------------------
 class LeasedRecords(msgspec.Struct, frozen=True, array_like=True):
     """Records that the member works on from now on. `deliveries`: (how often, first, end)."""
@@ -223,7 +257,9 @@ class RecordsAcquired(msgspec.Struct, frozen=True, tag="records_acquired"):
     changed. `frontiers`: for each of `ends`, where records begin that nobody has had yet.
     `notice`: see `coordination.GroupAssignment`. `is_full`: records that are begun and not done
     hold up the others. `at_us`: the coordinator's time, by which records are due and expire.
-    `is_paused`: nobody gets any; a notice comes once that is over."""
+    `is_paused`: nobody gets any; a notice comes once that is over. `withheld`: for each claim the
+    runs that are not to be handed out: duplicates, which are done, and what its lease does not
+    hold."""
 
     leases: list[LeasedRecords]
     stale: list[list[tuple[int, int]]]
@@ -233,6 +269,7 @@ class RecordsAcquired(msgspec.Struct, frozen=True, tag="records_acquired"):
     is_full: bool = False
     at_us: int = 0
     is_paused: bool = False
+    withheld: list[list[tuple[int, int]]] = []
 
 
 class SharePartitionInfo(msgspec.Struct, frozen=True, array_like=True):
@@ -274,5 +311,29 @@ class ShareDescription(msgspec.Struct, frozen=True, tag="share_description"):
     pause: PauseInfo | None = None
 
 
-Request = AcquireRecords | BuryRecords | SeekShare | PauseShare | ResumeShare | DescribeShare
-Reply = RecordsAcquired | ShareDescription
+class PeekedInfo(msgspec.Struct, frozen=True, array_like=True):
+    """`due_us`: when one that waits is ready. `member_id`, `at_us`: who has a leased one, since
+    when. `reason`: of its last failure, at most `REASON_SHOWN` of it."""
+
+    offset: int
+    state: str
+    deliveries: int
+    due_us: int = 0
+    member_id: str = ""
+    at_us: int = 0
+    reason: str = ""
+
+
+class SharePeeked(msgspec.Struct, frozen=True, tag="share_peeked"):
+    """`frontier`: all from there on is new; -1: the group has not begun with the partition. `more`:
+    whether there are further ones behind the last."""
+
+    records: list[PeekedInfo]
+    frontier: int
+    more: bool = False
+
+
+Request = (
+    AcquireRecords | BuryRecords | SeekShare | PauseShare | ResumeShare | DescribeShare | PeekShare
+)
+Reply = RecordsAcquired | ShareDescription | SharePeeked

@@ -52,7 +52,7 @@ from penstock.cluster.groups.bounded import RECORDS_MAX, Bounded, size_of
 from penstock.cluster.groups.described import everything
 from penstock.cluster.groups.draft import GroupDraft
 from penstock.cluster.groups.liveness import Liveness, Timers
-from penstock.cluster.groups.records import Member
+from penstock.cluster.groups.records import CommittedOffset, Member
 from penstock.cluster.groups.state import Group
 from penstock.cluster.groups.types import (
     SHARED,
@@ -229,6 +229,12 @@ class GroupMachine:
         that are gone."""
         gone, self._gone = self._gone, {}
         return gone
+
+    def committed_of(self, topic_id: bytes) -> Iterator[Mapping[int, CommittedOffset]]:
+        """Yields what each group has committed of a topic, by partition."""
+        for group in self._groups.values():
+            if of_topic := group.offsets.get(topic_id):
+                yield of_topic
 
     def is_shared(self, group: str) -> bool:
         there = self._groups.get(group)

@@ -11,6 +11,11 @@ from penstock.cluster.shares.answers import LeaseGranted as LeaseGranted
 from penstock.cluster.shares.answers import ShareDecision as ShareDecision
 from penstock.cluster.shares.arranging import ArrangedGroups as ArrangedGroups
 from penstock.cluster.shares.arranging import ToldHashes as ToldHashes
+from penstock.cluster.shares.claims import ClaimedRecords as ClaimedRecords
+from penstock.cluster.shares.claims import IdsJudged as IdsJudged
+from penstock.cluster.shares.claims import claim as claim
+from penstock.cluster.shares.claims import judged as judged
+from penstock.cluster.shares.dedup_ids import columns_of_ids as columns_of_ids
 from penstock.cluster.shares.done_jobs import AcceptedJobs as AcceptedJobs
 from penstock.cluster.shares.done_jobs import AcceptedLease as AcceptedLease
 from penstock.cluster.shares.done_jobs import TransactedJobs as TransactedJobs
@@ -20,6 +25,7 @@ from penstock.cluster.shares.groups import ShareGroups as ShareGroups
 from penstock.cluster.shares.groups import runs_of as runs_of
 from penstock.cluster.shares.limits import ShareLimits as ShareLimits
 from penstock.cluster.shares.machine import SharePartition as SharePartition
+from penstock.cluster.shares.peek import PeekedRecord as PeekedRecord
 from penstock.cluster.shares.policy import SharePolicy as SharePolicy
 from penstock.cluster.shares.runs import Run as Run
 from penstock.cluster.shares.runs import Runs as Runs

@@ -29,6 +29,14 @@ class ShareLimits:
     """Seconds that a worker has for a record before others get it, unless it asks for more time.
     0: as long as it lives."""
 
+    dedup_window: float = 600.0
+    """Seconds that the timestamps of two records of the same dedup id may lie apart, for the second
+    one to be no work. 0: each record is."""
+
+    dedup_ids_max: int = 131_072
+    """Dedup ids that are known of a partition. Each takes 32 bytes. Where there are more, those
+    with the oldest timestamps are forgotten."""
+
     extend_max: float = 365 * 86_400.0
     """Seconds that a worker may ask for at once."""
 

@@ -13,6 +13,7 @@ number that is never used again, so a late answer of a former holder is stale an
 | behind | the one before it is final or condemned | ready |
 | ready | `lease` | leased, delivered once more |
 | leased | `accept`, also with a transaction | done |
+| leased | `claim`, of a dedup id that another record has | done |
 | leased | `release`, or `keep_only` without its lease | ready, this delivery does not count |
 | leased | `delay` | waiting, this delivery does not count |
 | leased | `fail` | waiting, or ready without a delay; condemned at `max_deliveries` |
@@ -52,6 +53,7 @@ from penstock.cluster.shares import records as rec
 from penstock.cluster.shares.answers import LeaseAnswered, LeaseGranted, ShareDecision
 from penstock.cluster.shares.keys import HASH_BYTES, single_runs
 from penstock.cluster.shares.limits import ShareLimits
+from penstock.cluster.shares.peek import PeekedRecord, peeked
 from penstock.cluster.shares.runs import (
     OFFSET_MAX,
     Run,
@@ -176,6 +178,10 @@ class SharePartition:
     def failures(self, offset: int) -> Sequence[FailedDelivery]:
         """The newest failures of a record that is not final, oldest first."""
         return tuple(self._state.failures.get(offset, ()))
+
+    def peek(self, state: str, first: int, count_max: int) -> list[PeekedRecord]:
+        """Records in that state ("": in any) from an offset on, at most so many."""
+        return peeked(self._state, state, first, count_max)
 
     # --- delivering ---
     def begin(self, end: int, skipped: Iterable[Sequence[int]] = ()) -> ShareDecision[int]:

@@ -26,6 +26,7 @@ class SharePolicy(msgspec.Struct, frozen=True, array_like=True):
     dead_share: float = 0.0
     order: str = ""
     fair: str = ""
+    dedup_window: float = 600.0
 
     def limits(self) -> ShareLimits:
         """Raises `ConfigError` for what nobody may ask."""
@@ -39,6 +40,7 @@ class SharePolicy(msgspec.Struct, frozen=True, array_like=True):
             backoff_min=self.backoff_min,
             backoff_max=self.backoff_max,
             max_lease=self.max_lease,
+            dedup_window=self.dedup_window,
             runs_max=1000,
         )
 

@@ -91,8 +91,27 @@ class Arranged(msgspec.Struct, frozen=True, array_like=True, tag=8):
     fair: str
 
 
+class IdsClaimed(msgspec.Struct, frozen=True, array_like=True, tag=9):
+    """These records are the first ones of their dedup ids: 16 bytes of digests and 8 of timestamps
+    for each. Before that ids with timestamps below `forget_below` are forgotten."""
+
+    runs: list[int]
+    digests: bytes
+    stamps: bytes
+    forget_below: int | None = None
+
+
 Delta: TypeAlias = (
-    Begun | Leased | Settled | Postponed | DeliveryFailed | Woken | Sought | Extended | Arranged
+    Begun
+    | Leased
+    | Settled
+    | Postponed
+    | DeliveryFailed
+    | Woken
+    | Sought
+    | Extended
+    | Arranged
+    | IdsClaimed
 )
 
 _ENCODER: Final = msgspec.msgpack.Encoder()

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from itertools import accumulate, repeat
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
 from penstock.cluster.shares import records as rec
+from penstock.cluster.shares.dedup_ids import IdsSnapshot
 from penstock.cluster.shares.fairness import FairTurns
 from penstock.cluster.shares.keys import HashColumn, KeyOrder, hashes_of, single_runs
 from penstock.cluster.shares.returned import ReturnedRecord
@@ -31,6 +32,9 @@ from penstock.cluster.shares.window import (
     WAITING,
     ShareWindow,
 )
+
+if TYPE_CHECKING:
+    from penstock.cluster.shares.duplicates import KnownIds
 
 FAILURES_KEPT: Final = 5
 """Failures of a record that its dead letter tells: the newest ones."""
@@ -74,7 +78,7 @@ NOT_ARRANGED: Final = Arrangement()
 class ShareSnapshot(msgspec.Struct, frozen=True, array_like=True):
     """All of a state. `blocks`, `singles`: see `ShareWindow`. `waiting`: records that wait, but for
     those in `runs`: the number of each run that the log has beside the snapshot, and how far it is
-    read. `keys`, `tenants`: see `HashColumn.columns`."""
+    read. `keys`, `tenants`: see `HashColumn.columns`. `ids`: None where there are none."""
 
     frontier: int
     numbers: int
@@ -87,6 +91,7 @@ class ShareSnapshot(msgspec.Struct, frozen=True, array_like=True):
     arrangement: Arrangement = NOT_ARRANGED
     keys: list[tuple[int, bytes]] = []
     tenants: list[tuple[int, bytes]] = []
+    ids: IdsSnapshot | None = None
 
 
 class StoredSnapshot(NamedTuple):
@@ -103,6 +108,7 @@ class ShareState:
     def __init__(self, start: int, arrangement: Arrangement = NOT_ARRANGED) -> None:
         self.numbers = 0
         self.arrangement = arrangement
+        self._ids: KnownIds | None = None
         self._begin(start)
 
     def _begin(self, start: int) -> None:
@@ -127,6 +133,7 @@ class ShareState:
         runs that are not among these."""
         made = cls(snapshot.frontier, snapshot.arrangement)
         made.numbers = snapshot.numbers
+        made._ids = None if snapshot.ids is None else _known_ids(snapshot.ids)
         made.window = ShareWindow.of_columns(snapshot.frontier, snapshot.blocks, snapshot.singles)
         made.leases, made.failures = dict(snapshot.leases), dict(snapshot.failures)
         made.waiting = WaitingRecords(snapshot.waiting, [*named_runs(snapshot.runs, runs)])
@@ -156,7 +163,15 @@ class ShareState:
             self.arrangement,
             [] if self.keys is None else self.keys.column.columns(),
             [] if self.turns is None else self.turns.column.columns(),
+            None if self._ids is None else self._ids.snapshot(),
         )
+
+    @property
+    def ids(self) -> KnownIds:
+        """The dedup ids that are known."""
+        if self._ids is None:
+            self._ids = _known_ids(None)
+        return self._ids
 
     def replay(self, delta: rec.Delta) -> None:
         """Applies a delta. The result depends on the state and the delta alone."""
@@ -208,6 +223,10 @@ class ShareState:
                 self._ready(single_runs(one.offset for one in woken))
             case rec.Sought():
                 self._begin(delta.start)
+                if self._ids is not None:
+                    self._ids.forget_from(delta.start)
+            case rec.IdsClaimed():
+                self.ids.replay(delta)
             case rec.Arranged():
                 window.put(window.in_state(BEHIND, window.frontier), READY)
                 self.arrangement = Arrangement(delta.order, delta.fair)
@@ -280,3 +299,9 @@ class ShareState:
             else:
                 for offset in [it for it in self.failures if first <= it < end]:
                     del self.failures[offset]
+
+
+def _known_ids(snapshot: IdsSnapshot | None) -> KnownIds:
+    from penstock.cluster.shares.duplicates import KnownIds  # with numpy, which others do without
+
+    return KnownIds(snapshot)

@@ -8,6 +8,7 @@ lease or the wait that holds it. Everything works on slices of columns: no step 
 
 from __future__ import annotations
 
+import heapq
 import re
 from array import array
 from collections.abc import Iterable, Iterator
@@ -110,6 +111,21 @@ class ShareWindow:
         if singles := self._returned.in_state(state, count_max):
             found = sorted([*found, *((offset, offset + 1) for offset in singles)])
         return _first(joined(found), count_max)
+
+    def listed(self, states: Iterable[int], first: int) -> Iterator[tuple[int, int, int, int]]:
+        """Yields offset, state, deliveries and holder of each record that is in one of these
+        states, from an offset on."""
+        wanted = bytes(states)
+        singles = ((at, *one) for at, one in self.singles() if at >= first and one.state in wanted)
+        yield from heapq.merge(singles, self._listed_in_blocks(wanted, first))
+
+    def _listed_in_blocks(self, states: bytes, first: int) -> Iterator[tuple[int, int, int, int]]:
+        pattern = re.compile(b"[%b]" % states)
+        for number, block in self._blocks.items():
+            base = number * BLOCK
+            for found in pattern.finditer(block.states, max(0, first - base)):
+                at = found.start()
+                yield base + at, block.states[at], block.deliveries[at], block.holders[at]
 
     def held(self, runs: Iterable[Run], state: int, holder: int) -> Runs:
         """Returns the part of `runs` that is in this state by this lease or wait."""

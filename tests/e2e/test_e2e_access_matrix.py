@@ -120,11 +120,13 @@ ROWS: dict[type, Row] = {
     sh.PauseShare: Row(lambda it: sh.PauseShare(it.name)),
     sh.ResumeShare: Row(lambda it: sh.ResumeShare(it.name)),
     sh.DescribeShare: Row(lambda it: sh.DescribeShare(it.name), (READER,)),
+    sh.PeekShare: Row(lambda it: sh.PeekShare(it.name, it.topic_id, 0), (READER,)),
 }
 LOCAL: dict[type, Callable[[Thing], msgspec.Struct]] = {
     ms.Hello: lambda _: ms.Hello(1, lo.KIND_ADMIN, 0, "x"),
     ms.OpenLane: lambda _: ms.OpenLane(0),
     ms.Bye: lambda _: ms.Bye(),
+    ms.FindFloor: lambda it: ms.FindFloor(it.topic_id, 0),
     ms.SwapSegments: lambda it: ms.SwapSegments(
         it.name, 0, it.topic_id, ms.CleanedSegment(0, 0, 0, []), 0
     ),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import threading
 import time
 from collections import Counter, defaultdict
@@ -29,7 +30,7 @@ pytestmark = [pytest.mark.timeout(180)]
 
 @pytest.fixture(scope="module")
 def made() -> Iterator[Cluster]:
-    with Cluster(3) as cluster:
+    with Cluster(3, options={"cleaner_interval": 0.2}) as cluster:
         yield cluster
 
 
@@ -352,7 +353,8 @@ def send_while_each_broker_dies(
     share = count // 3
     with client.producer(acks="all", delivery_timeout=WITHIN) as producer:
         for at, value in enumerate(numbers(count)):
-            producer.send(topic, value, key=b"%d" % (at % KEYS), partition=at % partitions)
+            key = b"%d" % (at % KEYS)
+            producer.send(topic, value, key=key, partition=at % partitions, dedup_id=value)
             if at % share == share // 2:
                 number = 1 + at // share
                 cluster.kill([number])
@@ -428,6 +430,12 @@ def test_workers_do_each_job_once_when_any_broker_dies(
             timeout=WITHIN,
             what=lambda: f"{[len(one.done) for one in workers]} of {count}",
         )
+        with client.producer() as producer, client.admin() as admin:
+            for at, value in enumerate(numbers(count)):  # their ids are known, whoever led
+                key = b"%d" % (at % KEYS)
+                producer.send(topic, b"again", key=key, partition=at % 3, dedup_id=value)
+            producer.flush(WITHIN)
+            wait_until(lambda: admin.describe_share_group("working").lag == 0, timeout=WITHIN)
     finally:
         for one in workers:
             one.stop()
@@ -440,6 +448,47 @@ def test_workers_do_each_job_once_when_any_broker_dies(
     with client.admin() as admin:
         assert admin.describe_share_group("working").lag == 0
         assert admin.describe_share_group("ordered").lag == 0
+        with client.producer() as producer:
+            producer.send_and_wait(topic, b"next", partition=1)
+        [job] = admin.peek_share_group("working", topic)
+        assert (job.partition, job.state, job.record and job.record.value) == (1, "new", b"next")
+
+
+def test_retention_waits_for_groups_wherever_the_coordinator_is(
+    cluster: Cluster, client: penstock.Client
+) -> None:
+    """Each of the partitions has another leader, and one broker coordinates."""
+    with client.admin() as admin, client.producer() as producer:
+        topic = "held"
+        admin.create_topic(
+            topic, partitions=3, replication_factor=3, segment_bytes=4096, retention_bytes=4096,
+            hold_for="groups",
+        )  # fmt: skip
+
+        def starts() -> list[int]:
+            return [one.log_start for one in admin.describe_topic(topic).partitions]
+
+        with client.share_consumer(topic, group=topic) as jobs:
+            for number in range(3):
+                producer.send_batch(topic, [b"x" * 1000] * 4, partition=number)
+            producer.flush(WITHIN)
+            held: list[penstock.Job] = []
+            while len(held) < 12:
+                held += jobs.poll(12 - len(held), timeout=1.0)
+            for number in range(3):
+                for _ in range(10):
+                    producer.send_batch(topic, [b"x" * 1000] * 4, partition=number)
+            producer.flush(WITHIN)
+            told = re.compile(rf"{topic}-(\d): \d+ bytes are held")
+            wait_until(
+                lambda: len(set(told.findall(cluster.log_tail(5000)))) == 3,
+                timeout=WITHIN,
+            )
+            assert starts() == [0, 0, 0]
+            jobs.ack_many(held)
+            jobs.flush(WITHIN)
+            wait_until(lambda: min(starts()) > 0, timeout=WITHIN, what=lambda: str(starts()))
+            assert max(starts()) <= 4
 
 
 def test_retries_and_dead_letters_are_kept_when_a_broker_dies(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from contextlib import closing
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -18,7 +19,8 @@ from penstock.client.session import Session
 from penstock.core.storage import Storage
 from penstock.ipc import layout as lo
 from penstock.ipc import liveness
-from penstock.server.cleaner.retention import CleanedPartition
+from penstock.ipc.messages import Cleaned, TrimPartition
+from penstock.server.cleaner.retention import NO_GROUP, CleanedPartition, retain
 
 SEGMENT = 64 << 10
 INTERVAL = "0.05"
@@ -131,6 +133,78 @@ def test_what_is_older_than_the_retention_goes_and_the_active_segment_too(node, 
     send(client, "t", 500, 50)
     with client.consumer("t", start="earliest", follow=False) as consumer:
         assert read_all(consumer, 550) == list(range(500, 550))
+
+
+def held_topic(client: Client, name: str, hold_bytes_max: int | None = None) -> Admin:
+    admin = client.admin()
+    admin.create_topic(
+        name, segment_bytes=SEGMENT, retention_bytes=SEGMENT, hold_for="groups",
+        hold_bytes_max=hold_bytes_max,
+    )  # fmt: skip
+    return admin
+
+
+@pytest.mark.setting("topic.hold_for")
+def test_what_a_group_has_not_finished_is_held_until_it_has(node, client):
+    admin = held_topic(client, "t")
+    with client.share_consumer("t", group="slow") as jobs:
+        send(client, "t", 0, 50)
+        [job] = jobs.poll(1, timeout=20)
+        with client.consumer("t", group="plain", guarantee="manual") as plain:
+            while (batch := plain.poll(timeout=20)).offsets[-1] < 49:
+                pass
+            plain.commit(batch)
+        send(client, "t", 50, 950)
+        node.wait_log(r"t-0: \d+ bytes are held, .*: a group has not finished offset 0")
+        assert start_of(admin, "t") == 0
+        job.ack()
+        done = 1
+        while done < 1000:
+            rest = jobs.poll(timeout=20)
+            jobs.ack_many(rest)
+            done += len(rest)
+        jobs.flush()
+        eventually(lambda: start_of(admin, "t") > 0)
+        assert start_of(admin, "t") <= 50, "the plain group has not read on"
+        admin.delete_group("plain")
+        eventually(lambda: start_of(admin, "t") > 800)
+    assert "offsets go that" not in node.log
+
+
+@pytest.mark.setting("topic.hold_bytes_max")
+def test_beyond_the_cap_it_goes_and_is_counted(node, client):
+    admin = held_topic(client, "t", 4 * SEGMENT)
+    with client.share_consumer("t", group="slow") as jobs:
+        send(client, "t", 0, 50)
+        [_] = jobs.poll(1, timeout=20)
+        send(client, "t", 50, 950)
+        eventually(lambda: start_of(admin, "t") > 400)
+        node.wait_log(r"t-0: \d+ offsets go that a group has not finished, .*hold_bytes_max")
+        kept = sum(path.stat().st_size for path in segments(node, admin, "t"))
+        assert kept > 2 * SEGMENT, "not as little as retention_bytes"
+
+
+def test_where_nobody_tells_how_far_groups_are_all_is_held_and_without_groups_nothing(node, client):
+    held_topic(client, "t")
+    send(client, "t", 0, 500)
+    attached = Session.attach(node.folder / "attach.sock", lo.KIND_ADMIN, client_id="", timeout=10)
+    with closing(attached) as session:
+        topic = session.find_topic("t", 10)
+        folder = str(node.folder / f"{topic.topic_id.hex()}-0")
+        partition = CleanedPartition(topic, 0, session.page(topic.pages[0]), folder)
+        asked: list[TrimPartition] = []
+
+        def trim(order: TrimPartition) -> Cleaned:
+            asked.append(order)
+            return Cleaned(order.before, 0, 0)
+
+        partition.look(Storage())
+        retain(partition, Storage(), trim, lambda _: None, 1)
+        assert (len(asked), partition.unread) == (0, 0)
+        assert partition.held_bytes > 4 * SEGMENT
+        retain(partition, Storage(), trim, lambda _: NO_GROUP, 1)
+        assert partition.held_bytes == 0
+        assert asked[-1].before > 300
 
 
 def test_settings_change_live_and_survive_the_node(node, client):

@@ -149,6 +149,7 @@ DENIED: list[ms.ClientMessage] = [
     sh.PauseShare("g"),
     sh.ResumeShare("g"),
     sh.DescribeShare("g"),
+    sh.PeekShare("g", TID, 0),
     co.InitTransactions("t", 10.0),
     co.AddPartitions("t", 1, 1, []),
     co.EndTransaction("t", 1, 1, True),

@@ -14,6 +14,7 @@ import typer
 from penstock.cli import output, values
 from penstock.cli.asking import confirm
 from penstock.cli.command import Env, command
+from penstock.cli.peek import peek
 from penstock.cli.topics import for_each
 from penstock.core import errors as er
 
@@ -38,6 +39,7 @@ def make(settings: dict[str, Any]) -> typer.Typer:
     app = typer.Typer(help="Show, move and delete groups of consumers.", **settings)
     command(app, "list")(list_groups)
     command(app, "describe")(describe)
+    command(app, "peek")(peek)
     command(app, "seek")(seek)
     command(app, "export-offsets")(export_offsets)
     command(app, "import-offsets")(import_offsets)
@@ -137,13 +139,18 @@ def _lease(shares: ShareGroupDescription) -> str:
     return lease + dead + order + fair
 
 
+def _doubles(shares: ShareGroupDescription) -> str:
+    left_out = shares.counts.get("duplicates", 0)
+    return f", {output.counted(left_out, 'duplicate')} left out" if left_out else ""
+
+
 def _write_share(shares: ShareGroupDescription) -> None:
     times = shares.max_deliveries or "any number of"
     output.write_line(
         f"shared: {times} deliveries, backoff {shares.backoff[0]:g} to {shares.backoff[1]:g} s, "
         f"{_lease(shares)}"
         f"{output.counted(shares.lag, 'record')} not done, the oldest that is ready since "
-        f"{output.human_age(shares.ready_seconds)}"
+        f"{output.human_age(shares.ready_seconds)}{_doubles(shares)}"
     )
     now = time.time()
     if (pause := shares.pause) is not None:

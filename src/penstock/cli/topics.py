@@ -29,7 +29,8 @@ _CONFIG_HELP = (
     "A setting, may be repeated: segment_bytes, segment_age, durability (os, interval, fsync), "
     "flush_interval, timestamp_type (create, append), record_bytes_max, retention, "
     "retention_bytes, cleanup (delete, compact, or both with a comma), min_compaction_lag, "
-    "delete_retention, min_dirty_ratio, replication_factor, min_insync_replicas."
+    "delete_retention, min_dirty_ratio, replication_factor, min_insync_replicas, "
+    "hold_for (nobody, groups), hold_bytes_max."
 )
 
 

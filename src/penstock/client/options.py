@@ -92,6 +92,7 @@ class AppShareOptions(TypedDict, total=False):
     dead_share: float | None
     order: Literal["key"] | None
     fair: str | None
+    dedup_window: float | None
     max_records: int
     prefetch_bytes: int
     ack_interval: float

@@ -141,6 +141,8 @@ def test_every_record_is_found_where_its_delivery_looks(given_, chance):
             assert found_partition == partition
         elif key is not None:
             assert found_partition == (murmur2(key) & 0x7FFFFFFF) % partitions
+        elif work is not None and work.dedup_id is not None:
+            assert found_partition == (murmur2(work.dedup_id) & 0x7FFFFFFF) % partitions
         else:
             assert found_partition == sticky
     assert topic.sticky in (sticky, (sticky + 1) % partitions)

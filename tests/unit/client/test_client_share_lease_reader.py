@@ -35,7 +35,8 @@ def test_a_lease_whose_records_are_on_their_way_is_left_for_no_other_of_its_part
     leases = OpenLeases("g", counts, lambda: "m")
     cursors = {("jobs", partition): SlowCursor() for partition in (0, 1)}
     group: Any = SimpleNamespace(partitions=cursors)
-    reader = LeaseReader(group, leases, counts, 1 << 20, LookAhead(sh.ShareSettings(), 1 << 20))
+    ahead = LookAhead(sh.ShareSettings(), 1 << 20)
+    reader = LeaseReader(group, leases, counts, 1 << 20, ahead, False)
     for lease, partition, first in ((1, 0, 100), (2, 0, 300), (3, 1, 500)):
         run = (first, first + 10)
         leases.add("jobs", sh.LeasedRecords(TOPIC, partition, lease, [run], [(1, *run)]))

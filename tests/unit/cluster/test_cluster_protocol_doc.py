@@ -22,7 +22,7 @@ from penstock.ipc import sharing
 from penstock.server.gateway.forward import Allowed
 
 TEXT = (Path(__file__).parents[3] / "docs" / "protocol.md").read_text()
-NOT_ANSWERS = {"welcome", "lane_opened"}  # of an attachment on the node's host
+NOT_ANSWERS = {"welcome", "lane_opened", "floor_found"}  # of an attachment on the node's host
 
 
 def tag_of(struct: Any) -> str:

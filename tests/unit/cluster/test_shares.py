@@ -197,6 +197,26 @@ def test_limits_that_cannot_be_are_refused(limits):
         ShareLimits(**limits)
 
 
+def test_a_look_at_single_records_tells_their_state_and_changes_nothing():
+    machine = begun(8, max_deliveries=1)
+    lease = decided(machine, machine.lease(7, "ann", 5)).lease
+    decided(machine, machine.accept(lease, [(0, 1)]))
+    decided(machine, machine.reject(8, lease, [(1, 2)], "bad"))
+    decided(machine, machine.delay(8, lease, [(2, 3)], 500))
+    decided(machine, machine.release(lease, [(3, 4)]))
+    before = machine.snapshot()
+    found = machine.peek("", 0, 100)
+    assert [(it.offset, it.state, it.deliveries) for it in found] == [
+        (1, "condemned", 1), (2, "waiting", 0), (3, "ready", 0), (4, "leased", 1),
+        (5, "ready", 0), (6, "ready", 0), (7, "ready", 0),
+    ]  # fmt: skip
+    assert (found[0].reason, found[1].due_us) == ("bad", 500)
+    assert (found[3].member, found[3].at_us) == ("ann", 7)
+    assert [it.offset for it in machine.peek("ready", 4, 2)] == [5, 6]
+    assert machine.peek("leased", 5, 9) == []
+    assert machine.snapshot() == before
+
+
 def test_runs():
     runs = ((3, 5), (9, 10), (12, 20))
     assert unpacked(packed(runs)) == runs

@@ -6,7 +6,7 @@ import pytest
 from unit.core.log_helpers import FOLDER, MemoryStorage, make_batch, open_log
 
 from penstock.core.log import LogConfig
-from penstock.core.retention import SegmentFacts, expired, segment_facts
+from penstock.core.retention import HeldRecords, SegmentFacts, expired, segment_facts
 from penstock.core.segment import list_segments
 
 CONFIG = LogConfig(
@@ -121,6 +121,19 @@ def test_nothing_above_the_hw_goes():
 
 def test_an_old_segment_behind_a_young_one_waits():
     assert judge([fact(0, 900), fact(10, 100), fact(20, 950)], 1000, age=200) is None
+
+
+@pytest.mark.parametrize(
+    ("start", "bytes_max", "gone"),
+    [(0, 400, 0), (9, 400, 0), (10, 400, 1), (25, 400, 2), (40, 400, 4), (0, 399, 1), (0, 250, 2),
+     (10, 200, 2), (0, 1, 4)],
+)  # fmt: skip
+def test_what_is_held_stays_while_the_log_with_it_is_not_above_the_cap(start, bytes_max, gone):
+    verdict = expired(
+        ROW, 10_000, high_watermark=1 << 40, retention_bytes=None, retention_us=1,
+        held=HeldRecords(start, bytes_max),
+    )  # fmt: skip
+    assert (0 if verdict is None else verdict.segments) == gone
 
 
 def test_without_retention_nothing_goes():

@@ -81,6 +81,7 @@ CLIENT = [
     ms.DeleteTopic(NAME),
     ms.TrimPartition(NAME, 4095, U64, b"\xff" * 16),
     ms.SwapSegments(NAME, 4095, b"\xff" * 16, SEGMENT, U64),
+    ms.FindFloor(b"\xff" * 16, 4095),
     ms.DescribeNode(),
     ms.Bye(),
     co.JoinGroup(
@@ -143,6 +144,7 @@ CLIENT = [
     sh.PauseShare(NAME, "r" * sh.REASON_MAX),
     sh.ResumeShare(NAME),
     sh.DescribeShare(NAME, 4095),
+    sh.PeekShare(NAME, ID, 4095, "waiting", NUMBER, sh.PEEKED_MAX),
 ]  # fmt: skip
 NODE = [
     ms.Welcome(1, b"\xff" * 16, "b" * 36, "/" + "d" * 4095, 1023, lo.WRITERS_MAX, U64, U64,
@@ -154,6 +156,7 @@ NODE = [
     ms.NodeDescription(U64, b"\xff" * 16, "/" + "d" * 4095, 1e9,
                        [ms.WriterInfo(*[U64] * 6)] * lo.WRITERS_MAX, U64, U64, U64),
     ms.Cleaned(U64, U64, U64),
+    ms.FloorFound(U64),
     ms.Done(),
     co.GroupAssignment(
         NAME, U64, [co.Owned(NAME, ID, 4095, 4095, U64, True, U64, U32)] * 180, U64, True
@@ -191,13 +194,17 @@ NODE = [
         [sh.LeasedRecords(ID, 4095, NUMBER, [RUN] * 500, [(255, *RUN)] * 500)],
         [[RUN] * sh.RUNS_MAX], [NUMBER] * 250,
         [sh.CondemnedRecord(ID, 4095, NUMBER, 255, [sh.FailureInfo(NAME, NUMBER, "r" * 1000)])] * 9,
-        U64, True,
+        U64, True, withheld=[[RUN]] * sh.CLAIMS_MAX,
     ),
     sh.ShareDescription(
         sh.ShareSettings(),
         [sh.SharePartitionInfo(NAME, ID, 4095, 4095, *[NUMBER] * 9)] * 100,
         {f"{at}{NAME}": NUMBER for at in range(64)}, {NAME: NUMBER}, True,
         sh.PauseInfo(NUMBER, NAME, "r" * sh.REASON_MAX),
+    ),
+    sh.SharePeeked(
+        [sh.PeekedInfo(NUMBER, "condemned", 255, NUMBER, NAME, NUMBER, "r" * sh.REASON_SHOWN)]
+        * sh.PEEKED_MAX, NUMBER, True,
     ),
     ms.Refused("RecordTooLargeError", "\N{SNOWMAN}" * 4000),
 ]  # fmt: skip
@@ -237,7 +244,8 @@ DIRECTIONS: dict[str, tuple[typing.Any, list[msgspec.Struct]]] = {
 TAGS = {
     "client to node": ["hello", "open_lane", "find_topic", "list_topics", "create_topic",
                        "alter_topic", "delete_topic", "trim_partition", "swap_segments",
-                       "describe_node", "bye", "join_group", "sync_group", "leave_group",
+                       "find_floor", "describe_node", "bye", "join_group", "sync_group",
+                       "leave_group",
                        "commit_offsets", "claim_offsets", "list_groups", "describe_group",
                        "seek_group", "delete_group", "init_transactions", "add_partitions",
                        "end_transaction", "begin_stage", "end_stages", "commit_transaction",
@@ -249,21 +257,29 @@ TAGS = {
                        "describe_drain", "list_clients", "kick_client",
                        "describe_settings", "change_settings", "acquire_records",
                        "bury_records", "seek_share", "pause_share", "resume_share",
-                       "describe_share"],
+                       "describe_share", "peek_share"],
     "node to client": ["welcome", "lane_opened", "topic_found", "topics", "node", "cleaned",
+                       "floor_found",
                        "done", "group_assignment", "committed", "claimed", "groups",
                        "group_description", "transaction_ready", "transaction_ended",
                        "transactions", "time_looked_up", "appends_looked_up",
                        "segments_looked_up", "pages_looked_up", "positions_looked_up",
                        "access_list", "access_changed", "cluster", "partition_places",
                        "leaders_elected", "drain_status", "clients", "settings", "records_acquired",
-                       "share_description", "refused"],
+                       "share_description", "share_peeked", "refused"],
     "node to writer": ["open_partition", "close_partition", "add_lane", "retire_lane",
                        "add_client", "remove_client", "trim_log", "swap_log", "stop_writer"],
     "writer to node": ["partition_opened", "partition_failed", "partition_offline",
                        "partition_closed", "log_cleaned", "lane_drained", "lane_dropped",
                        "stopped"],
 }  # fmt: skip
+
+
+def test_claims_fit_beside_all_answers_of_a_request():
+    [most] = [it for it in CLIENT if isinstance(it, sh.AcquireRecords)]
+    claims = [sh.ClaimedIds(ID, 4095, NUMBER, [RUN], bytes(16), bytes(8))] * sh.CLAIMS_MAX
+    request = msgspec.structs.replace(most, settings=None, holds=None, claims=claims)
+    assert len(msgspec.msgpack.encode(request)) <= MESSAGE_BYTES_MAX
 
 
 def test_all_of_a_cluster_fits_into_one_message_to_the_gateway():

@@ -50,7 +50,7 @@ def some(kind):
     """A request of that type, with something in each of its fields."""
     made = {}
     for field in msgspec.structs.fields(kind):
-        for value in (*ANYTHING, "describe"):
+        for value in (*ANYTHING, "describe", "ready"):
             try:
                 made[field.name] = msgspec.convert(msgspec.to_builtins(value), field.type)
             except msgspec.ValidationError:

@@ -27,6 +27,7 @@ from penstock.client.admin.cluster import (
 from penstock.client.admin.exported_offsets import ExportedOffsets
 from penstock.client.admin.groups import GroupAdmin, GroupDescription, GroupListing, OffsetReset
 from penstock.client.admin.node import ClientInfo, NodeAdmin, SettingInfo, SettingValue
+from penstock.client.admin.peek import PEEK_LIMIT, JobPeek, JobState, PeekedJob
 from penstock.client.admin.share_groups import ShareGroupAdmin, ShareGroupDescription
 from penstock.client.admin.topic_config import SETTABLE, TopicConfig, altered, config_of
 from penstock.client.admin.trim import PartitionTrim, TrimResult, chosen
@@ -306,6 +307,26 @@ class Admin(Closing):
         Its members are told by `describe_group`. With `sample` the lag of so many seconds gives
         `drain_seconds`."""
         return self._shares().describe(group, sample)
+
+    def peek_share_group(
+        self,
+        group: str,
+        topic: str,
+        *,
+        state: JobState | None = None,
+        partitions: int | Sequence[int] | None = None,
+        limit: int = PEEK_LIMIT,
+        values: bool = True,
+    ) -> list[PeekedJob]:
+        """Looks at jobs of a share group, in the order of their offsets, without leasing them: at
+        most so many of each partition that are "ready", "behind" others of their key, "leased",
+        "waiting", "condemned" or "new" (no worker had them yet); None: of each of these. Without
+        `values` nothing is read but what the coordinator knows. Needs to describe the group and to
+        read the topic."""
+        self._check_attached()
+        info = self._find(topic)
+        peek = JobPeek(self._ask, self._socket, self._client_id, self._session, self._timeout)
+        return peek.look(group, info, state, partitions, limit, values=values)
 
     def pause_share_group(self, group: str, *, reason: str = "") -> None:
         """Lets no worker get further jobs of a share group; answers are taken, waits go on. One

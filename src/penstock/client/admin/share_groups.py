@@ -65,8 +65,9 @@ class GroupPause:
 @dataclass(frozen=True, slots=True)
 class ShareGroupDescription:
     """A share group. `max_lease`: seconds, None where leases have no end. `dead_share`: None
-    without a breaker. `pause`: None while it delivers. `leased`: records that
-    each worker has to answer for. `counts`: since the coordinator serves. `drain_seconds`: when
+    without a breaker. `dedup_window`: seconds, None where ids are
+    not looked at. `pause`: None while it delivers. `leased`: records that each worker has to answer
+    for. `counts`: since the coordinator serves. `drain_seconds`: when
     its lag is gone if it goes on as during the sample; None: never, or no sample was taken."""
 
     group: str
@@ -77,6 +78,7 @@ class ShareGroupDescription:
     dead_share: float | None
     order: str | None
     fair: str | None
+    dedup_window: float | None
     pause: GroupPause | None
     partitions: list[SharedPartition]
     leased: dict[str, int]
@@ -117,6 +119,7 @@ class ShareGroupAdmin:
             settings.dead_share or None,
             settings.order or None,
             settings.fair or None,
+            settings.dedup_window or None,
             None if pause is None else GroupPause(pause.at_us / 1e6, pause.by, pause.reason),
             partitions,
             dict(answer.leased),

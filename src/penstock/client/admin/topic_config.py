@@ -17,13 +17,13 @@ from penstock.ipc.messages import TopicSettings
 
 WHOLE: Final = (
     "partitions", "segment_bytes", "record_bytes_max", "retention_bytes", "replication_factor",
-    "min_insync_replicas",
+    "min_insync_replicas", "hold_bytes_max",
 )  # fmt: skip
 DURATIONS: Final = (
     "segment_age", "flush_interval", "retention", "min_compaction_lag", "delete_retention",
 )  # fmt: skip
 RATIOS: Final = ("min_dirty_ratio",)
-WORDS: Final = ("durability", "timestamp_type", "cleanup")
+WORDS: Final = ("durability", "timestamp_type", "cleanup", "hold_for")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +52,9 @@ class TopicConfig:
         as there are). `penstock cluster reassign` changes it later.
     min_insync_replicas: with fewer in-sync replicas nothing is committed (default: 2 of 3 and more,
         else 1).
+    hold_for: "groups" keeps what a group has not finished, though retention would take it; "nobody"
+        keeps nothing.
+    hold_bytes_max: how large a partition may grow by that, in bytes (default 10 GiB).
     """
 
     partitions: int = 1
@@ -69,6 +72,8 @@ class TopicConfig:
     min_dirty_ratio: float | None = None
     replication_factor: int | None = None
     min_insync_replicas: int | None = None
+    hold_for: Literal["nobody", "groups"] = "nobody"
+    hold_bytes_max: int | None = None
 
     def settings(self) -> TopicSettings:
         """The same as it travels. Raises `ConfigError` for a value of the wrong type."""

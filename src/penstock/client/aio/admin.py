@@ -33,6 +33,7 @@ from penstock.client.admin.admin import (
 )
 from penstock.client.admin.admin import Admin as BlockingAdmin
 from penstock.client.admin.node import SettingValue
+from penstock.client.admin.peek import PEEK_LIMIT, JobState, PeekedJob
 from penstock.client.aio.waits import in_thread
 from penstock.client.closing import AsyncClosing
 from penstock.client.consumer.offsets import Offset
@@ -172,6 +173,24 @@ class Admin(AsyncClosing):
         self, group: str, *, sample: float = 0.0
     ) -> ShareGroupDescription:
         return await self._do(partial(self._core.describe_share_group, group, sample=sample))
+
+    async def peek_share_group(
+        self,
+        group: str,
+        topic: str,
+        *,
+        state: JobState | None = None,
+        partitions: int | Sequence[int] | None = None,
+        limit: int = PEEK_LIMIT,
+        values: bool = True,
+    ) -> list[PeekedJob]:
+        """Looks at jobs without leasing them. See `penstock.Admin.peek_share_group`."""
+        return await self._do(
+            partial(
+                self._core.peek_share_group, group, topic, state=state, partitions=partitions,
+                limit=limit, values=values,
+            )
+        )  # fmt: skip
 
     async def pause_share_group(self, group: str, *, reason: str = "") -> None:
         await self._do(partial(self._core.pause_share_group, group, reason=reason))

@@ -128,14 +128,17 @@ def close_lid(box: Box) -> Rows:
 
 
 def choose(rows: Rows, topic: TopicRoutes) -> int | npt.NDArray[np.int64]:
-    """Chooses one partition for all rows, or int64[n]: explicit first, then by key, else the sticky
-    one."""
+    """Chooses one partition for all rows, or int64[n]: explicit first, then by key, then by dedup
+    id, so that records of one id meet; else the sticky one."""
     count = len(rows.values)
-    if rows.keys is None and rows.partitions is None:
+    ids = _dedup_ids(rows)
+    if rows.keys is None and rows.partitions is None and not ids:
         return topic.next_sticky()
     if len(topic.routes) == 1:
         return 0
     chosen = np.full(count, topic.next_sticky(), np.int64)
+    if ids:
+        chosen[[*ids]] = partitions_of([*ids.values()], len(topic.routes))
     if rows.keys is not None:
         keyed = [index for index, key in enumerate(rows.keys) if key is not None]
         present = rows.keys if len(keyed) == count else [rows.keys[index] for index in keyed]
@@ -145,6 +148,17 @@ def choose(rows: Rows, topic: TopicRoutes) -> int | npt.NDArray[np.int64]:
             if partition is not None:
                 chosen[index] = partition
     return chosen
+
+
+def _dedup_ids(rows: Rows) -> dict[int, bytes]:
+    """The dedup ids of the rows that have one, by row."""
+    if rows.work is None:
+        return {}
+    return {
+        row: work.dedup_id
+        for row, work in enumerate(rows.work)
+        if work is not None and work.dedup_id is not None
+    }
 
 
 def seal(box: Box, rows: Rows, topic: TopicRoutes, settings: SealSettings) -> list[Batch]:

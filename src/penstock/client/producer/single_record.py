@@ -17,11 +17,14 @@ from penstock.client.producer.routes import Batch, PartitionRoute, TopicRoutes
 from penstock.client.producer.sender import Outbox
 
 
-def _route_of(topic: TopicRoutes, key: bytes | None, partition: int | None) -> PartitionRoute:
-    """Chooses a record's route: explicit first, then by key, else the sticky partition."""
+def _route_of(topic: TopicRoutes, key: bytes | None, fields: RecordFields) -> PartitionRoute:
+    """Chooses a record's route as `batch_builder.choose` does."""
+    partition = fields.partition
     if partition is None:
+        work = fields.work
+        ident = work.dedup_id if key is None and work is not None else key
         count = len(topic.routes)
-        partition = topic.next_sticky() if key is None else partition_of(key, count)
+        partition = topic.next_sticky() if ident is None else partition_of(ident, count)
     return topic.routes[partition]
 
 
@@ -40,7 +43,7 @@ def express(
     Raises `RecordTooLargeError` with nothing sent. Lock of the producer held.
     """
     routes = topic.routes
-    route = routes[0] if len(routes) == 1 else _route_of(topic, key, fields.partition)
+    route = routes[0] if len(routes) == 1 else _route_of(topic, key, fields)
     link = route.link
     is_open = link is not None and not route.pending and route.ask_at is None
     is_open = is_open and route.may_fly(route.epoch)

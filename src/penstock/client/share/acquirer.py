@@ -92,7 +92,9 @@ class Acquirer:
 
     def asks_ahead(self, now: float) -> bool:
         """Whether a loop that has some records left may ask for more meanwhile."""
-        return self._exchange.under_way is None and self._is_worth_it(now)
+        if self._exchange.under_way is not None:
+            return False
+        return bool(self._lease_reader.claims) or self._is_worth_it(now)
 
     def attending(self, wanted: int, *, waits: bool = True) -> Waits[None]:
         """Does what is due, and fills the queue up to `wanted` records, or as many as there are.
@@ -110,6 +112,8 @@ class Acquirer:
         try:
             yield from self._exchanging(wanted, now, waits)
             yield from self._giving_back(wanted)
+            if wanted and waits and self._lease_reader.claims and not self._lease_reader.queue:
+                yield from self._exchanging(wanted, time.monotonic(), waits)
         except er.UnknownMemberError as error:
             self._put_out(error)
         except er.PenstockError as error:
@@ -132,12 +136,13 @@ class Acquirer:
             yield from self._finding(now)
         if wanted:
             self._lease_reader.look_ahead()
-        lacking = wanted - len(queue) - self._leases.unread
+        lacking = wanted - self._lease_reader.at_hand - self._leases.unread
         is_due = self.is_due(now)
         # A member that has answered for all its jobs may get those that are tried one by one.
         acquires = lacking > 0 and (is_due or self._is_worth_it(now))
         acquires = acquires and not self._is_held_up()
-        if not (acquires or is_due) or self._exchange.under_way is not None:
+        claims = self._lease_reader.claims.outgoing()
+        if not (acquires or is_due or claims.jobs) or self._exchange.under_way is not None:
             return
         sent = self._leases.outgoing()
         names, ends = self._lease_reader.ends() if acquires else ([], [])
@@ -145,10 +150,10 @@ class Acquirer:
         if acquires:
             wished = self._lease_reader.look_through(lacking)
             records_max = min(self._lease_reader.room(wished), sh.RECORDS_MAX)
-        yield from self._exchange.posting(records_max, names, ends, sent)
+        yield from self._exchange.posting(records_max, names, ends, sent, claims)
         self._counts["requests"] += 1
         self._answer_at = time.monotonic() + self._ack_interval
-        if acquires and not queue and waits:
+        if (acquires or claims.jobs) and not queue and wanted and waits:
             yield from self._taking_in()
 
     def _giving_back(self, wanted: int) -> Waits[None]:
@@ -207,6 +212,7 @@ class Acquirer:
         # Sent again, since nobody knows whether they came, they are no late ones.
         stale = [[] for _ in answer.stale] if asked.is_repeated else answer.stale
         self._leases.confirm(asked.sent, stale)
+        self._lease_reader.judged(asked.claims, answer.withheld)
         self._lease_reader.told(asked.partitions, answer.frontiers)
         self._reader.notice = answer.notice
         self._exchange.taken()
@@ -306,6 +312,8 @@ class Acquirer:
             now = time.monotonic()
             noted = leases.waiting
             wakes = [self._topics_at, self._look_at]
+            if lease_reader.claims:
+                wakes.append(now)
             if noted:
                 wakes.append(self._answer_at)
             is_held_up = now < self._retry_at and not leases.unread

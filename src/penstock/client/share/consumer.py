@@ -62,8 +62,11 @@ class ShareConsumer(Closing, api_hints.Elsewhere):
         max_lease: seconds after which others get a job that has no answer, unless it was extended
             (`Job.extend`); None: it stays with its worker.
         dead_share: the group is paused, until an operator resumes it, once more than this part of
-            the records that end within a minute become dead letters; None: never. These five are
-            the group's: the worker that joined last tells them.
+            the records that end within a minute become dead letters; None: never.
+        dedup_window: of the records of a partition with the same key and `dedup_id`, whose
+            timestamps are at most so many seconds apart, the first is delivered, and the others are
+            done at once; None: each is delivered. These six are the group's: the worker that joined
+            last tells them.
         order: "key": of one key one job at a time is worked on, in the order of the log; None: no
             order.
         fair: who comes first where there are more jobs than workers: the tenant, by "key" or
@@ -95,6 +98,7 @@ class ShareConsumer(Closing, api_hints.Elsewhere):
         dead_share: float | None = None,
         order: str | None = None,
         fair: str | None = None,
+        dedup_window: float | None = 600.0,
         max_records: int = 500,
         prefetch_bytes: int = 4 << 20,
         ack_interval: float = 0.005,
@@ -109,7 +113,7 @@ class ShareConsumer(Closing, api_hints.Elsewhere):
             group, topics, max_records, prefetch_bytes, ack_interval, session_timeout
         )
         settings = share_settings(
-            max_deliveries, backoff, start, max_lease, dead_share, order, fair
+            max_deliveries, backoff, start, max_lease, dead_share, order, fair, dedup_window
         )
         letters_to = dead_letter_topics(dead_letters, topics)
         self.group = group
@@ -131,7 +135,7 @@ class ShareConsumer(Closing, api_hints.Elsewhere):
         self._leases = OpenLeases(group, self._counts, lambda: self._member.member_id)
         self._lease_reader = LeaseReader(
             self._reader, self._leases, self._counts, prefetch_bytes,
-            LookAhead(settings, prefetch_bytes),
+            LookAhead(settings, prefetch_bytes), dedup_window is not None,
         )  # fmt: skip
         exchange = ShareExchange(self._reader, self._member, self._leases, settings, timeout)
         self._letters = DeadLetters(
@@ -351,7 +355,7 @@ class ShareConsumer(Closing, api_hints.Elsewhere):
                 yield from self._saying_goodbye(commits)
         finally:
             self._leases.forget()
-            self._lease_reader.queue.clear()
+            self._lease_reader.forget()
             self._given = []
             reader.close()
 

@@ -16,6 +16,7 @@ from penstock.client.consumer.group.membership import GroupMembership
 from penstock.client.consumer.group.reader import GroupReader
 from penstock.client.consumer.partition_cursor import TopicPartition
 from penstock.client.session import Session
+from penstock.client.share.claims import NO_CLAIMS, SentClaims
 from penstock.client.share.leases import NOTHING, OpenLeases, Outgoing
 from penstock.core import errors as er
 from penstock.ipc import sharing as sh
@@ -37,6 +38,7 @@ class RequestUnderWay(NamedTuple):
     sent: Outgoing
     is_repeated: bool
     at: float
+    claims: SentClaims = NO_CLAIMS
 
 
 class ShareExchange:
@@ -82,6 +84,7 @@ class ShareExchange:
         partitions: list[TopicPartition],
         ends: list[sh.PartitionEnds],
         sent: Outgoing = NOTHING,
+        claims: SentClaims = NO_CLAIMS,
     ) -> Waits[None]:
         """Asks, and does not wait for the answer. Nothing may be under way."""
         assert self.under_way is None, "one request at a time"
@@ -89,19 +92,19 @@ class ShareExchange:
         session = yield from self._member.being_known(self._timeout)
         settings = holds = None
         if self._told is not session:
-            # Answers go with the next one: all of it may be more than a message takes.
+            # The others go with the next one: all of it may be more than a message takes.
             self._leases.waiting += len(sent.answers)
-            sent = NOTHING
+            sent, claims = NOTHING, NO_CLAIMS
             settings, holds = self._settings, self._holds()
         request = sh.AcquireRecords(
             self._member.group, self._member.member_id, records_max, ends, sent.answers, settings,
-            holds,
+            holds, claims.claims,
         )  # fmt: skip
         while True:
             # First: where an interrupt strikes, `collecting` finds out whether it was sent.
             self.under_way = RequestUnderWay(
                 session, session.next_ticket, records_max, partitions, sent, self._is_repeating,
-                time.monotonic(),
+                time.monotonic(), claims,
             )  # fmt: skip
             try:
                 session.post(request)

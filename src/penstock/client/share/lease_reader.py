@@ -26,6 +26,7 @@ from penstock.client.consumer.partition_cursor import (
     TopicPartition,
 )
 from penstock.client.consumer.records import Chunk, Record
+from penstock.client.share.claims import SentClaims, WaitingClaims, WaitingJob
 from penstock.client.share.jobs import Job, said
 from penstock.client.share.kept_batches import KeptBatches
 from penstock.client.share.leases import (
@@ -56,7 +57,9 @@ READ_PATIENCE: Final = 5.0
 
 
 class LeaseReader:
-    """Reader of leased records. `bytes_max`: bound of the bytes read ahead of the worker."""
+    """Reader of leased records. `bytes_max`: bound of the bytes read ahead of the worker. `claims`:
+    jobs that are handed out once the coordinator knows of their dedup ids; `claims_ids`: whether
+    any are."""
 
     def __init__(
         self,
@@ -65,6 +68,7 @@ class LeaseReader:
         counts: dict[str, int],
         bytes_max: int,
         ahead: LookAhead,
+        claims_ids: bool,
     ) -> None:
         self._reader = reader
         self._leases = leases
@@ -72,7 +76,7 @@ class LeaseReader:
         self._counts = counts
         counts.update(
             skipped=0, expired=0, ttl_expired=0, unreadable=0, deleted=0, records=0, bytes=0,
-            overdue=0,
+            overdue=0, duplicates=0,
         )  # fmt: skip
         self._bytes_max = bytes_max
         self._frontiers: dict[TopicPartition, int] = {}
@@ -90,6 +94,8 @@ class LeaseReader:
         or records that were lost by it would be taken for offsets that hold none."""
         self.queue: deque[Job] = deque()
         """Read, and not handed out."""
+        self.claims = WaitingClaims()
+        self._claims_ids = claims_ids
 
     # --- where there is work ---
     def is_gone(self) -> bool:
@@ -202,6 +208,7 @@ class LeaseReader:
         self._frontiers.clear()
         self._ahead.forget()
         self.queue.clear()
+        self.claims.jobs = []
 
     def room(self, wanted: int) -> int:
         """Of so many records those that fit into `bytes_max`, by what records took so far."""
@@ -223,11 +230,20 @@ class LeaseReader:
             self._counts["overdue"] += 1
             self.queue[0].release()
             self.queue.popleft()
+        while (waiting := self.claims.jobs) and waiting[0].job.is_over(now):
+            self._counts["overdue"] += 1
+            waiting[0].job.release()
+            self.claims.jobs = waiting[1:]
         for held in self._leases:
             if held.unread and held.ends_at <= now:
                 self._give_back(held)
 
     # --- reading ---
+    @property
+    def at_hand(self) -> int:
+        """Jobs that are read, and not handed out."""
+        return len(self.queue) + len(self.claims)
+
     def read(self, wanted: int, now: float) -> None:
         """Fills the queue up to so many leased records, as far as they are here.
 
@@ -237,7 +253,7 @@ class LeaseReader:
         size = 0
         awaited: set[TopicPartition] = set()
         for held in self._leases:
-            if len(self.queue) >= wanted or size >= self._bytes_max:
+            if self.at_hand >= wanted or size >= self._bytes_max:
                 break
             if not held.unread or held.name in awaited:
                 continue
@@ -245,8 +261,8 @@ class LeaseReader:
             if part is None:
                 self._leases.forget(held.name)  # its topic was deleted
                 continue
-            while held.unread and len(self.queue) < wanted and size < self._bytes_max:
-                taken = self._step(part, held, max(wanted - len(self.queue), self._stride))
+            while held.unread and self.at_hand < wanted and size < self._bytes_max:
+                taken = self._step(part, held, max(wanted - self.at_hand, self._stride))
                 if taken is None:
                     awaited.add(held.name)
                     self._is_stuck(held, now)
@@ -311,9 +327,12 @@ class LeaseReader:
     def _took(self, held: OpenLease, span: UnreadSpan, chunks: list[Chunk], at: int) -> int:
         """These are the records of the span up to there. How many bytes they have."""
         jobs: list[Job] = []
+        waiting = self.claims.jobs.copy()
         for chunk in chunks:
             records = chunk.records()
             if chunk.work is not None:
+                if self._claims_ids and chunk.work.dedup_ids:
+                    records = self._claiming(held, records, span.deliveries, waiting)
                 records = self._due(held, records)
             jobs += [Job(one, span.deliveries, held, self._leases) for one in records]
         empty = without(((span.first, at),), merged(map(_span, chunks)))
@@ -322,14 +341,14 @@ class LeaseReader:
             self._leases.skip(held, empty)
             self._counts["skipped"] += count(empty)
         size = sum(chunk.values.nbytes for chunk in chunks)
-        self._learn(len(jobs), size)
+        self._learn(len(jobs) + len(waiting) - len(self.claims), size)
         rest = ((span._replace(first=at),) if at < span.end else ()) + held.unread[1:]
         queue = self.queue.copy()
         queue.extend(jobs)
         if any(chunk.work is not None and chunk.work.priorities for chunk in chunks):
             queue = deque(sorted(queue, key=_urgency))
         # In one go, for a Ctrl-C: what was read is in the queue, or is read again.
-        held.unread, self.queue = rest, queue
+        held.unread, self.queue, self.claims.jobs = rest, queue, waiting
         return size
 
     def _fetch_bytes(self, held: OpenLease, span: UnreadSpan) -> int:
@@ -342,10 +361,45 @@ class LeaseReader:
         """Returns whether these are leased again, or waited: others have, or had, those behind."""
         return span.end < self._frontiers.get(held.name, 0)
 
+    def _claiming(
+        self,
+        held: OpenLease,
+        records: Sequence[Record],
+        deliveries: int,
+        waiting: list[WaitingJob],
+    ) -> list[Record]:
+        """Has those with dedup ids wait, unless they have expired; returns the others."""
+        now_us = self._now_us(held)
+        found = []
+        for one in records:
+            if one.dedup_id is None or (one.expires is not None and one.expires <= now_us):
+                found.append(one)
+            else:
+                waiting.append(WaitingJob(held, Job(one, deliveries, held, self._leases)))
+        return found
+
+    def judged(self, sent: SentClaims, withheld: Sequence[Sequence[Run]]) -> None:
+        """The coordinator has answered these claims."""
+        judged = self.claims.judged(sent, withheld)
+        for held, runs in judged.withheld:
+            self._leases.let_go(held, runs)
+        found = [one.job for one in judged.first if self._due(one.held, [one.job.record])]
+        queue = self.queue.copy()
+        queue.extend(found)
+        if any(job.record.priority for job in found):
+            queue = deque(sorted(queue, key=_urgency))
+        self._counts["duplicates"] += judged.duplicates
+        # In one go, for a Ctrl-C: what was judged waits no more.
+        self.queue, self.claims.jobs = queue, judged.left
+
+    def _now_us(self, held: OpenLease) -> int:
+        """By the coordinator's clock."""
+        return held.clock_us + time.monotonic_ns() // 1000
+
     def _due(self, held: OpenLease, records: Sequence[Record]) -> list[Record]:
         """Those that are due and have not expired. Others are answered. It goes by the clock of
         the coordinator, which ends waits: by one that is behind it they would come for nothing."""
-        now_us = held.clock_us + time.monotonic_ns() // 1000
+        now_us = self._now_us(held)
         found = []
         for one in records:
             if one.expires is not None and one.expires <= now_us:

@@ -274,7 +274,7 @@ class OpenLeases:
         """Lets go of what transactions have done."""
         while self._transacted:
             held, runs = self._transacted[0]
-            self._let_go(held, runs)
+            self.let_go(held, runs)
             self._transacted.popleft()  # last: after an interrupt it is done again
 
     def outgoing(self) -> Outgoing:
@@ -305,9 +305,10 @@ class OpenLeases:
             # Set, and not counted on: after an interrupt all of it is done again.
             held.accepted_sent = max(held.accepted_sent, part.accepted)
             held.others_sent = max(held.others_sent, part.others)
-            self._let_go(held, merged([*part.runs, *late]))
+            self.let_go(held, merged([*part.runs, *late]))
 
-    def _let_go(self, held: OpenLease, runs: Runs) -> None:
+    def let_go(self, held: OpenLease, runs: Runs) -> None:
+        """Nobody need answer for these any more."""
         held.left = without(held.left, runs)
         if not held.left:
             held.is_void = True

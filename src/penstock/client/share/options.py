@@ -22,6 +22,8 @@ from penstock.ipc.sharing import RECORDS_MAX, ShareSettings
 DELIVERIES_MAX: Final = 255
 BACKOFF_MAX: Final = 365 * 86_400.0
 DEAD_SHARE_MIN: Final = 0.01
+DEDUP_WINDOW_MIN: Final = 1.0
+DEDUP_WINDOW_MAX: Final = 7 * 86_400.0
 LEASE_MIN: Final = 0.1
 """Seconds: what is shorter would take records from who was just about to begin with them."""
 
@@ -58,6 +60,7 @@ def share_settings(
     dead_share: float | None,
     order: str | None,
     fair: str | None,
+    dedup_window: float | None,
 ) -> ShareSettings:
     """As the coordinator is told. Raises `ConfigError`, TypeError."""
     if max_deliveries is not None:
@@ -77,9 +80,11 @@ def share_settings(
         check_choice("order", order, ("key",))
     if fair is not None:
         _check_fair(fair)
+    if dedup_window is not None:
+        check_range("dedup_window", dedup_window, DEDUP_WINDOW_MIN, DEDUP_WINDOW_MAX)
     return ShareSettings(
         max_deliveries or 0, float(least), float(most), start, float(max_lease or 0.0),
-        float(dead_share or 0.0), order or "", fair or "",
+        float(dead_share or 0.0), order or "", fair or "", float(dedup_window or 0.0),
     )  # fmt: skip
 
 

@@ -70,6 +70,7 @@ class Cleaner:
             if partition.topic.settings.deletes and partition.is_led:
                 self._try(partition, self._trim_expired)
             self._slot.beat()
+        self._slot.hold(sum(one.held_bytes for one in self._partitions.values()))
         self._retained_at = time.monotonic()
 
     def _meanwhile(self) -> None:
@@ -124,7 +125,20 @@ class Cleaner:
             partition.complaint = str(error)
 
     def _trim_expired(self, partition: CleanedPartition) -> None:
-        retain(partition, self._storage, self._ask, self._clock.now_us())
+        before = partition.unread
+        retain(partition, self._storage, self._ask, self._floor, self._clock.now_us())
+        self._slot.count_unread(partition.unread - before)
+
+    def _floor(self, partition: CleanedPartition) -> int | None:
+        """How far all groups are there; None where the coordinator does not tell now."""
+        request = ms.FindFloor(partition.topic.topic_id, partition.number)
+        try:
+            return self._session.request(request, ms.FloorFound, ASK_TIMEOUT).offset
+        except NotConnectedError:
+            raise
+        except PenstockError as error:
+            logger.info("%s: how far groups are is not known now: %s", partition, error)
+            return None
 
     def _compact(self, partition: CleanedPartition) -> None:
         compact(partition, self._storage, self._ask, self._pace, self._clock.now_us())

@@ -11,10 +11,11 @@ import contextlib
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 
 from penstock.core.logstart import first_live
-from penstock.core.retention import SegmentFacts, expired, segment_facts
+from penstock.core.retention import Expiry, HeldRecords, SegmentFacts, expired, segment_facts
 from penstock.core.segment import list_segments, open_for_reading
 from penstock.core.storage import Storage
 from penstock.ipc import layout as lo
@@ -23,12 +24,15 @@ from penstock.ipc.state import StatePage
 
 logger = logging.getLogger("penstock.cleaner")
 
+NO_GROUP: Final = -1
 STEP: Final = 16
 """Segments that go in one trim: the writer takes that long at a time, and no longer."""
 
 _OPEN: Final = (lo.STATUS_ONLINE, lo.STATUS_FULL, lo.STATUS_FOLLOWING)
 
 Trim = Callable[[ms.TrimPartition], ms.Cleaned]
+Floor = Callable[["CleanedPartition"], int | None]
+"""How far all groups are: an offset, -1 where there is no group; None: nobody knows now."""
 
 
 @dataclass(slots=True)
@@ -37,7 +41,8 @@ class CleanedPartition:
 
     `seen`: log end and log start of the last look, `facts` what was found then. `not_due`: the
     state for which compaction was found not to be due. `is_settled`: no cleaned segment and no
-    order about one is left from before.
+    order about one is left from before. `held_bytes`: what groups keep from retention. `unread`:
+    how many offsets went all the same.
     """
 
     topic: ms.TopicInfo
@@ -49,6 +54,8 @@ class CleanedPartition:
     not_due: object = None
     is_settled: bool = False
     complaint: str = ""
+    held_bytes: int = 0
+    unread: int = 0
 
     def __str__(self) -> str:
         return f"{self.topic.name}-{self.number}"
@@ -92,20 +99,34 @@ class CleanedPartition:
         self.seen, self.facts = None, []
 
 
-def retain(partition: CleanedPartition, storage: Storage, trim: Trim, now_us: int) -> int:
+def retain(
+    partition: CleanedPartition, storage: Storage, trim: Trim, floor: Floor, now_us: int
+) -> int:
     """Have what is expired trimmed, some segments at a time; how many bytes are gone.
 
     Raises what the node refuses with, and `StorageError` for files that cannot be read.
     """
     settings = partition.topic.settings
     facts = partition.look(storage)
-    verdict = expired(
+    judge = partial(
+        expired,
         facts,
         now_us,
         high_watermark=partition.page.high_watermark,
         retention_bytes=settings.retention_bytes,
         retention_us=None if settings.retention is None else round(settings.retention * 1e6),
     )
+    verdict, bytes_max, unread = judge(), settings.hold_bytes, 0
+    if verdict is None or bytes_max is None:
+        partition.held_bytes = 0
+    else:
+        wanted, known = verdict.nbytes, floor(partition)
+        if known == NO_GROUP:
+            partition.held_bytes = 0
+        else:
+            verdict = judge(held=HeldRecords(known or 0, bytes_max))
+            _hold(partition, wanted - (0 if verdict is None else verdict.nbytes), known)
+            unread = _unread(partition, verdict, known, bytes_max)
     if verdict is None:
         return 0
     logger.info(
@@ -124,7 +145,38 @@ def retain(partition: CleanedPartition, storage: Storage, trim: Trim, now_us: in
         with held(storage, partition.folder, [fact.base for fact in step]):
             freed += trim(order).freed
     partition.seen, partition.facts = None, facts[verdict.segments :]
+    partition.unread += unread
     return freed
+
+
+def _hold(partition: CleanedPartition, nbytes: int, floor: int | None) -> None:
+    """Notes what is held, and logs that it begins."""
+    if nbytes and not partition.held_bytes:
+        logger.info(
+            "%s: %d bytes are held, which retention would take: %s", partition, nbytes,
+            "the coordinator does not tell how far groups are" if floor is None
+            else f"a group has not finished offset {floor}",
+        )  # fmt: skip
+    partition.held_bytes = nbytes
+
+
+def _unread(
+    partition: CleanedPartition, verdict: Expiry | None, floor: int | None, bytes_max: int
+) -> int:
+    """How many offsets go that a group has not finished, which is logged."""
+    if verdict is None:
+        return 0
+    first = max(floor or 0, partition.page.log_start)
+    if verdict.log_start <= first:
+        return 0
+    logger.warning(
+        "%s: %d offsets go that %s, since it has more than %d bytes (hold_bytes_max)",
+        partition, verdict.log_start - first,
+        "a group has not finished" if floor is not None
+        else "a group may not have finished, the coordinator does not tell",
+        bytes_max,
+    )  # fmt: skip
+    return verdict.log_start - first
 
 
 @contextlib.contextmanager

@@ -5,6 +5,7 @@
                acks ◄──────────────────────────── each answered once that is committed
 
                           ◄──── control link ──── Suspects(what is open for long, of whom?)
+                          ◄──── control link ──── FloorAsked(what may retention take?)
 
 A control batch that is sent twice, or late, changes nothing: the log knows it by producer epoch and
 coordinator epoch. So a request without an answer is simply sent again, to the present leader.
@@ -94,6 +95,13 @@ class Suspects(msgspec.Struct, frozen=True, array_like=True, tag="suspects"):
     suspects: list[Suspect]
 
 
+class FloorAsked(msgspec.Struct, frozen=True, array_like=True, tag="floor"):
+    """How far are all groups in a partition that the sender leads?"""
+
+    topic_id: bytes
+    partition: int
+
+
 class ControlAnswer(msgspec.Struct, frozen=True, array_like=True):
     """One for each batch, in their order."""
 
@@ -103,20 +111,23 @@ class ControlAnswer(msgspec.Struct, frozen=True, array_like=True):
 encode: Final = msgspec.msgpack.Encoder().encode
 NOTHING: Final = encode(ControlAnswer([]))
 """The answer to `Suspects`."""
-_REQUEST: Final = msgspec.msgpack.Decoder(ControlRequest | Suspects)
+_REQUEST: Final = msgspec.msgpack.Decoder(ControlRequest | Suspects | FloorAsked)
+_FLOOR: Final = msgspec.msgpack.Decoder(int)
 _ANSWER: Final = msgspec.msgpack.Decoder(ControlAnswer)
 
 
-def decode_request(payload: bytes) -> ControlRequest | Suspects:
+def decode_request(payload: bytes) -> ControlRequest | Suspects | FloorAsked:
     """Raises `CorruptBatchError` for what no coordinator sends."""
     if len(payload) > REQUEST_BYTES_MAX:
         raise CorruptBatchError(
             f"a request of {len(payload)} bytes for control batches: at most {REQUEST_BYTES_MAX}"
         )
     try:
-        request: ControlRequest | Suspects = _REQUEST.decode(payload)
+        request: ControlRequest | Suspects | FloorAsked = _REQUEST.decode(payload)
     except msgspec.MsgspecError as error:
         raise CorruptBatchError(f"a request for control batches cannot be read: {error}") from error
+    if isinstance(request, FloorAsked):
+        return request
     if isinstance(request, Suspects):
         if len(request.suspects) > SUSPECTS_MAX:
             raise CorruptBatchError(f"{len(request.suspects)} suspects in a request")
@@ -133,6 +144,14 @@ def decode_request(payload: bytes) -> ControlRequest | Suspects:
                 "else is written for another broker"
             )
     return request
+
+
+def decode_floor(payload: bytes) -> int:
+    """The answer to `FloorAsked`. Raises `CorruptBatchError`."""
+    try:
+        return _FLOOR.decode(payload)
+    except msgspec.MsgspecError as error:
+        raise CorruptBatchError(f"an answer about groups cannot be read: {error}") from error
 
 
 def decode_answer(payload: bytes, count: int) -> list[ControlAck]:

@@ -42,6 +42,7 @@ from penstock.server.coordinator import brokers
 from penstock.server.coordinator.brokers import CoordinatorCluster
 from penstock.server.coordinator.clock import CoordinatorClock
 from penstock.server.coordinator.epoch import Life
+from penstock.server.coordinator.group_floors import NO_GROUP, floor_of
 from penstock.server.coordinator.group_members import WatchedMember, WatchedMembers
 from penstock.server.coordinator.group_requests import GroupRequests
 from penstock.server.coordinator.namespaces import check_namespaces
@@ -56,7 +57,7 @@ from penstock.server.coordinator.orphan_transactions import Suspecting
 from penstock.server.coordinator.patterns import learn
 from penstock.server.coordinator.port import ControlPort
 from penstock.server.coordinator.producer_holders import Holders
-from penstock.server.coordinator.share_requests import ShareRequests
+from penstock.server.coordinator.share_requests import NOTHING_PEEKED, ShareRequests
 from penstock.server.coordinator.transaction_requests import REQUESTS as OF_TRANSACTIONS
 from penstock.server.coordinator.transaction_requests import TransactionRequests
 from penstock.server.coordinator.turns import PrincipalTurns
@@ -77,7 +78,7 @@ _ASKS_AFTER: Final = (
     co.SyncGroup, co.LeaveGroup, co.CommitOffsets, co.ClaimOffsets, co.ListGroups,
     co.DescribeGroup, co.DeleteGroup, co.ListTransactions, sharing.AcquireRecords,
     sharing.BuryRecords, sharing.SeekShare, sharing.PauseShare, sharing.ResumeShare,
-    sharing.DescribeShare,
+    sharing.DescribeShare, sharing.PeekShare,
 )  # fmt: skip
 """Requests that do not make the topic: without it, the answer is that nothing is there."""
 _OF_MEMBERS: Final = (
@@ -191,10 +192,37 @@ class Coordinator:
         asked = brokers.decode_request(request)
         if isinstance(asked, brokers.ControlRequest):
             return await self._port.take(asked)
+        if isinstance(asked, brokers.FloorAsked):
+            return brokers.encode(await self._floor(asked.topic_id, asked.partition))
         if self._life is not None:
             self._life.journal.check()
             self._life.sweep.judge(asked.suspects)
         return brokers.NOTHING
+
+    async def floor_of(self, request: ms.FindFloor) -> ms.FloorFound:
+        """How far all groups of the cluster are in a partition. Raises `PenstockError` where that
+        is not known now."""
+        topic_id, partition = request.topic_id, request.partition
+        if not self._topics.has(TOPIC):
+            return ms.FloorFound(NO_GROUP)
+        if self._cluster is None or self._leads_in is not None:
+            return ms.FloorFound(await self._floor(topic_id, partition))
+        topic = await self._topics.ensure_internal(TOPIC, self._settings)
+        leader = self._cluster.leader_of(topic.pages[0])
+        if leader is None:
+            raise self._elsewhere()
+        told = brokers.encode(brokers.FloorAsked(topic_id, partition))
+        timeout = self._config.coordinator_timeout
+        answer = await self._cluster.send_control(leader, told, timeout)
+        return ms.FloorFound(brokers.decode_floor(answer))
+
+    async def _floor(self, topic_id: bytes, partition: int) -> int:
+        """By what is decided and cannot be lost any more."""
+        until = time.monotonic() + self._config.coordinator_timeout
+        life = await self._serving(until)
+        found = floor_of(life.machines, topic_id, partition)
+        await life.journal.settled(durable=False, timeout=max(0.0, until - time.monotonic()))
+        return found
 
     async def _suspect(self, suspects: list[brokers.Suspect]) -> None:
         """Tells the coordinator, where that is another broker."""
@@ -300,6 +328,8 @@ class Coordinator:
         """The answer of a node that never had a group or a transaction."""
         if isinstance(request, sharing.DescribeShare):
             return sharing.ShareDescription(sharing.ShareSettings(), [], {}, {})
+        if isinstance(request, sharing.PeekShare):
+            return NOTHING_PEEKED
         if isinstance(request, sharing.Request):
             raise UnknownMemberError(f"there is no share group {request.group!r}: join again")
         if isinstance(request, co.ListTransactions):

@@ -29,6 +29,7 @@ from penstock.server.node.attached_client import AttachedClient
 
 NO_PAGE: Final = -1
 NONE_READY: Final = -1
+NOTHING_PEEKED: Final = sharing.SharePeeked([], -1)
 CONDEMNED_BYTES: Final = 12_000
 """Of the stories that one answer tells."""
 PARTITIONS_PER_PAGE: Final = 100
@@ -101,6 +102,8 @@ class ShareRequests:
                 return ms.Done()
             case sharing.DescribeShare():
                 return self._described(client, request)
+            case sharing.PeekShare():
+                return self._peeked(client, request)
 
     # --- a worker ---
     def _acquire(self, client: AttachedClient, request: sharing.AcquireRecords) -> ms.NodeMessage:
@@ -119,6 +122,7 @@ class ShareRequests:
             holds = {((it.topic_id, it.partition), it.lease) for it in request.holds}
             self._decide(lambda _: self._shares.keep_only(name, member_id, holds))
         stale = [self._answered(client, name, member_id, each) for each in request.answers]
+        withheld = [self._claimed(client, name, member_id, each) for each in request.claims]
         topics = self._topics_of(client, member)
         ends = [self._ends(client, each) for each in request.ends]
         ends = [each for each in ends if each.place[0] in topics]
@@ -139,6 +143,7 @@ class ShareRequests:
             acquired.is_full,
             int(self._now() * 1e6),
             acquired.is_paused,
+            [list(runs) for runs in withheld],
         )
 
     def _tell(
@@ -202,6 +207,19 @@ class ShareRequests:
             )
             stale += self._decide(reject).stale
         return tuple(sorted(stale))
+
+    def _claimed(
+        self, client: AttachedClient, name: str, member_id: str, told: sharing.ClaimedIds
+    ) -> sh.Runs:
+        """Claims dedup ids; returns the runs that are not to be handed out."""
+        claimed = sh.ClaimedRecords(
+            self._allowed(client, told.topic_id, told.partition), told.lease,
+            sh.runs_of(told.runs), told.digests, told.stamps,
+        )  # fmt: skip
+        judged: sh.IdsJudged = self._decide(
+            lambda now: sh.claim(self._shares, now, name, member_id, claimed)
+        )
+        return judged.withheld
 
     def _condemned(
         self, name: str, member_id: str, topics: set[bytes]
@@ -273,6 +291,19 @@ class ShareRequests:
             upto < len(seen),
             None if pause is None else sharing.PauseInfo(pause.at_us, pause.by, pause.reason),
         )
+
+    def _peeked(self, client: AttachedClient, request: sharing.PeekShare) -> ms.NodeMessage:
+        place = self._allowed(client, request.topic_id, request.partition)
+        share = self._shares.share(request.group, place)
+        if share is None or share.machine is None:
+            return NOTHING_PEEKED
+        most = request.records_max
+        found = share.machine.peek(request.state, request.first, most + 1)
+        shown = [
+            sharing.PeekedInfo(*one[:-1], one.reason[: sharing.REASON_SHOWN])
+            for one in found[:most]
+        ]
+        return sharing.SharePeeked(shown, share.machine.frontier, len(found) > most)
 
     def _partition(
         self, name: str, place: sh.Place, machine: sh.SharePartition

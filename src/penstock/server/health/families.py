@@ -142,6 +142,10 @@ FAMILIES: Final = _named({
     "cleaner_up": (GAUGE, (), "1 if the cleaner lives, else 0; absent where none is needed."),
     "cleaner_heartbeat_age_seconds": (GAUGE, (), "Since the cleaner's last sign of life."),
     "cleaner_runs_total": (COUNTER, (), "Rounds of the cleaner."),
+    "cleaner_unread_records_total": (
+        COUNTER, (), "Offsets that retention took though a group had not finished them."
+    ),
+    "cleaner_held_bytes": (GAUGE, (), "What groups that are behind keep from retention."),
     "cleaner_errors_total": (COUNTER, (), "Partitions that it could not look at or clean."),
     "disk_free_bytes": (GAUGE, (), "Room on the disk of the data folder."),
     "disk_size_bytes": (GAUGE, (), "Size of that disk."),

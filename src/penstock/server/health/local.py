@@ -177,6 +177,8 @@ def _processes(page: Page, sample: Sample) -> None:
         page.add("penstock_cleaner_up", int(sample.cleaner_process is not None))
         page.add("penstock_cleaner_heartbeat_age_seconds", age)
         page.add("penstock_cleaner_runs_total", cleaner.runs)
+        page.add("penstock_cleaner_unread_records_total", cleaner.unread)
+        page.add("penstock_cleaner_held_bytes", cleaner.held)
         page.add("penstock_cleaner_errors_total", cleaner.errors)
     disk = sample.disk
     if disk is not None and disk.total:

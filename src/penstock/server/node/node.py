@@ -90,7 +90,7 @@ class Node:
         """None: this node is alone."""
         self._failure: PenstockError | OSError | None = None
         self._stop = asyncio.Event()
-        self._stopping = False
+        self._stopping = self._is_admitting = False
         self._started_at = time.time()
         self.clock = CoordinatorClock()
 
@@ -288,6 +288,8 @@ class Node:
 
         def changed() -> None:
             self._coordinator.topics_changed()
+            if self._is_admitting and not self._stopping:
+                self._cleaner.ensure()  # other brokers make topics, too
 
         if config.node_id is None:
             return TopicRequests(
@@ -326,6 +328,7 @@ class Node:
         self._gateway.ensure()
         if self._broker is not None and not await self._joined(self._broker):
             return
+        self._is_admitting = True
         self._cleaner.ensure()
         self._coordinator.begin()
         if self._gateway.is_needed:
@@ -470,6 +473,8 @@ class Node:
                 return self._cleaning.trim(message)
             case ms.SwapSegments():
                 return self._cleaning.swap(message)
+            case ms.FindFloor():
+                return self._coordinator.floor_of(message)
             case ms.DescribeNode():
                 return Reply(self._describe())
             case _ if isinstance(message, (co.Request, sharing.Request)):

@@ -47,6 +47,7 @@ _CHOICES: Final = {
     "durability": ("os", "interval", "fsync"),
     "timestamp_type": ("create", "append"),
     "cleanup": ("delete", "compact", "compact,delete"),
+    "hold_for": ("nobody", "groups"),
 }
 
 
@@ -280,6 +281,7 @@ def check_settings(settings: TopicSettings, config: NodeConfig) -> None:
     _check_range("record_bytes_max", settings.record_bytes_max, 1, config.batch_bytes_max)
     _check_range("retention", settings.retention, 1.0, DURATION_MAX)
     _check_range("retention_bytes", settings.retention_bytes, 1, RETENTION_BYTES_MAX)
+    _check_range("hold_bytes_max", settings.hold_bytes_max, 1, RETENTION_BYTES_MAX)
     _check_range("min_compaction_lag", settings.min_compaction_lag, 0.0, DURATION_MAX)
     _check_range("delete_retention", settings.delete_retention, 0.0, DURATION_MAX)
     _check_range("min_dirty_ratio", settings.min_dirty_ratio, 0.0, 1.0)

@@ -73,6 +73,7 @@ _NAMED: Final[dict[type, tuple[Operation, Kind, str]]] = {
     sh.AcquireRecords: (READ, GROUP, "group"),
     sh.BuryRecords: (READ, GROUP, "group"),
     sh.DescribeShare: (DESCRIBE, GROUP, "group"),
+    sh.PeekShare: (DESCRIBE, GROUP, "group"),
     sh.SeekShare: (ALTER, GROUP, "group"),
     sh.PauseShare: (ALTER, GROUP, "group"),
     sh.ResumeShare: (ALTER, GROUP, "group"),
@@ -109,7 +110,7 @@ FREE: Final = (
     ms.Hello, ms.Bye, ms.OpenLane, ms.ListTopics, co.ListGroups, co.ListTransactions,
     lk.LookUpPages, lk.LookUpPositions,
 )  # fmt: skip
-LOCAL_ONLY: Final = (ms.SwapSegments,)
+LOCAL_ONLY: Final = (ms.SwapSegments, ms.FindFloor)
 
 
 ACTIONS: Final = frozenset(
