@@ -104,7 +104,7 @@ def main() -> None:
     producer = client.producer(linger=0.0)
     for number in range(BEFORE):
         producer.send_and_wait(plan["topic"], b"before-%d" % number)
-    (link,) = producer._pipeline.outbox.links.values()
+    (link,) = producer._pipeline.sender.links.values()
     arm(link.sender, plan["step"])
     producer.send_and_wait(plan["topic"], b"at-the-step" * 100)
     raise SystemExit(f"the step {plan['step']!r} was passed alive")

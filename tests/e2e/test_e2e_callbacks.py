@@ -70,7 +70,7 @@ def test_a_flush_ends_when_all_callbacks_have_returned(node: Broker, topic: str)
         waiter = threading.Thread(target=flush)
         waiter.start()
         parts = producer._pipeline
-        wait_until(lambda: not (parts.outbox.buffered or parts.outcomes.callbacks), timeout=WITHIN)
+        wait_until(lambda: not (parts.sender.buffered or parts.outcomes.callbacks), timeout=WITHIN)
         assert not flushed.wait(0.3)
         may_end.set()
         waiter.join(WITHIN)

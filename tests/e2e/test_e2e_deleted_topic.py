@@ -57,7 +57,7 @@ def test_records_that_were_never_sent_count_as_failed(node):
         producer.send("lingering", b"sent too late")
         client.admin().delete_topic("lingering")
         producer.send("lingering", b"in a box of its own", timestamp=5)  # so the first is sealed
-        wait_until(lambda: "lingering" not in producer._pipeline.outbox.topics, timeout=45)
+        wait_until(lambda: "lingering" not in producer._pipeline.sender.topics, timeout=45)
         with pytest.raises(DeliveryError, match="2 records were not delivered"):
             producer.flush(45)
         assert producer.metrics()["failed"] == 2

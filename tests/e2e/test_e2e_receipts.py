@@ -73,7 +73,7 @@ def test_a_refusal_that_comes_for_an_expired_batch_doubles_nothing():
         flipped, expired = producer.send("t", b"A" * 64), producer.send("t", b"X" * 64)
         time.sleep(2.0)  # so that the third has time left when these have none
         alive = producer.send("t", b"C" * 64)
-        (link,) = producer._pipeline.outbox.links.values()
+        (link,) = producer._pipeline.sender.links.values()
         memory = link.sender._bytes
         memory[bytes(memory).index(b"A" * 64)] ^= 1
         wait_until(lambda: flipped.done() and expired.done(), WITHIN, "two deliveries to expire")
@@ -97,7 +97,7 @@ def test_what_expires_after_it_was_written_does_not_hand_its_sequence_on(tmp_pat
         admin.create_topic("u")
         producer = client.producer(linger=0, delivery_timeout=6.0)
         producer.send("t", b"warm").result(WITHIN)
-        (link,) = producer._pipeline.outbox.links.values()
+        (link,) = producer._pipeline.sender.links.values()
         shm.unlink(link.sender.name)  # as systemd's RemoveIPC does at a logout
         (tmp_path / faulty_writer.DIE_UNANSWERED).touch()
         written = producer.send("t", b"A")
@@ -168,7 +168,7 @@ def test_what_waits_for_the_device_fails_when_another_node_takes_the_address(tmp
         producer.send("t", b"warm").result(WITHIN)
         (tmp_path / faulty_writer.HOLD_SYNCS).touch()
         waiting = producer.send("t", b"A")
-        (route,) = producer._pipeline.outbox.routes()
+        (route,) = producer._pipeline.sender.routes()
         wait_until(lambda: route.waiting_durable, WITHIN, "an answer that waits for the device")
         writer = writer_pid(node)
         node.kill()

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from lane_bytes import MANY
-from outbox_fixture import World
+from sender_fixture import World
 
 from penstock.client.backoff import Retries
 from penstock.client.producer.callbacks import Callbacks, Flushed
@@ -32,7 +32,7 @@ def answer_one(world: World) -> None:
     result = world.log.append([frame.batch], 5)[0]
     answer = Ack(frame.sequence, result.base_offset, 5, result.error, world.log.leader_epoch)
     world.receiver.finish([frame], [answer])
-    world.outbox.reap()
+    world.sender.reap()
 
 
 def due(callbacks: Callbacks, *calls: Any) -> None:
@@ -43,18 +43,18 @@ def due(callbacks: Callbacks, *calls: Any) -> None:
 
 def test_others_that_go_on_sending_hold_up_no_flush(world: World) -> None:
     world.post(2)
-    flushed = Flushed(world.outbox, Callbacks())
+    flushed = Flushed(world.sender, Callbacks())
     for _ in range(2):
         assert not flushed()
         world.post(1)
         answer_one(world)
     assert flushed()
-    assert world.outbox.buffered, "what was sent later has no answer yet"
+    assert world.sender.buffered, "what was sent later has no answer yet"
 
 
 def test_a_flush_waits_for_callbacks_also_while_they_run(world: World) -> None:
     callbacks = Callbacks()
-    flushed = Flushed(world.outbox, callbacks)
+    flushed = Flushed(world.sender, callbacks)
     is_in, may_end = threading.Event(), threading.Event()
 
     def call(_: Any) -> None:
@@ -81,7 +81,7 @@ def test_a_flush_in_a_callback_waits_for_no_callback(world: World) -> None:
     found: list[bool] = []
 
     def flush(_: Any) -> None:
-        found.append(Flushed(world.outbox, callbacks)())
+        found.append(Flushed(world.sender, callbacks)())
         assert not callbacks.run(), "the others come in their turn"
 
     due(callbacks, flush, flush)

@@ -1,6 +1,6 @@
 """Retries: how long they wait, and that order and count survive them.
 
-See `outbox_fixture`; everything that can go wrong between a producer and its writer does, by a
+See `sender_fixture`; everything that can go wrong between a producer and its writer does, by a
 seed.
 """
 
@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from outbox_fixture import World
+from sender_fixture import World
 
 from penstock.client.backoff import SOON, Retries
 from penstock.client.producer.config import ProducerConfig
@@ -86,10 +86,10 @@ def test_a_refused_lane_is_asked_for_again_after_a_jittered_wait(monkeypatch):
     for bound in (0.1, 0.2, 0.4, 0.8, 1.6):
         due = now + again.uniform(0.0, bound)
         now = due - 1e-6
-        world.outbox.reap()
+        world.sender.reap()
         assert asked == expected
         now = due
-        world.outbox.reap()
+        world.sender.reap()
         expected.append(now)
         assert asked == expected
 
@@ -114,7 +114,7 @@ def test_order_is_kept_under_retry_and_gaps_are_refused(seed, memory):
                 case 7:
                     world.post(1, spoilt=chance.random() < 0.3)
             if chance.random() < 0.5:
-                world.outbox.reap()
+                world.sender.reap()
         world.heal()
         assert all(batch.done for batch in world.sent), f"seed {seed}"
         failed = {number for number, batch in enumerate(world.sent) if batch.error is not None}

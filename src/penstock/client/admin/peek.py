@@ -8,20 +8,20 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
-from typing import Any, Final, Literal, get_args
+from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
 from penstock.client.admin.share_groups import Ask
 from penstock.client.admin.trim import chosen
-from penstock.client.consumer.consumer import Consumer
 from penstock.client.consumer.group.options import check_group_name
-from penstock.client.consumer.records import Record
-from penstock.client.consumer.span_scan import scanning
 from penstock.client.remote.address import Place
 from penstock.client.session import Session
 from penstock.client.validation import check_choice, check_integer, check_range
 from penstock.core import errors as er
 from penstock.ipc import messages as ms
 from penstock.ipc import sharing as sh
+
+if TYPE_CHECKING:  # it needs numpy, which administration does without
+    from penstock.client.consumer.records import Record
 
 PEEK_LIMIT: Final = 20
 PEEK_MAX: Final = 10_000
@@ -112,6 +112,9 @@ class JobPeek:
         self, topic: ms.TopicInfo, number: int, jobs: list[PeekedJob]
     ) -> Iterator[PeekedJob]:
         """The same with their records; new offsets without one are no jobs."""
+        from penstock.client.consumer.consumer import Consumer  # these need numpy
+        from penstock.client.consumer.span_scan import scanning
+
         records: dict[int, Record] = {}
         with Consumer(
             self._socket, (topic.name,), client_id=self._client_id, isolation="read_committed",

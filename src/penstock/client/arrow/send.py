@@ -1,7 +1,7 @@
 """`Producer.send_arrow`: columns of an Arrow stream become batches without an object per record.
 
 Each array of the stream is cut into slabs of about a batch for each partition. A slab's rows are
-put into the order of their partitions, encoded, and handed to the outbox before the next one. So
+put into the order of their partitions, encoded, and handed to the sender before the next one. So
 the producer's memory bound holds for streams of any length.
 """
 
@@ -75,7 +75,7 @@ def sending(
                 known = error if isinstance(error, Exception) else None
                 with state.lock:
                     state.books.open()
-                    pipeline.outbox.fail(known or PenstockError(f"interrupted by {error!r}"))
+                    pipeline.sender.fail(known or PenstockError(f"interrupted by {error!r}"))
                     state.books.close()
             error.add_note(f"send_arrow to {topic!r}: {box.count} rows had been handed over")
             raise
@@ -137,7 +137,7 @@ def _launch(
             pipeline.io.wait(partial(_has_left, routes), LANE_WAIT)
         with state.lock:
             state.books.open()
-            if pipeline.outbox.topics.get(box.topic) is not routes:
+            if pipeline.sender.topics.get(box.topic) is not routes:
                 state.books.close()
                 continue
             if pipeline.pressure.is_full and time.monotonic() < until:
@@ -177,7 +177,7 @@ def _launch_slab(
     pipeline.boxes.closing = box  # all of them leave, or none: see `mend`
     box.batches += batches
     box.count += len(slab.values)
-    pipeline.outbox.post(batches)
+    pipeline.sender.post(batches)
     for batch in batches:  # what found no room in a lane outlives the stream's memory
         if isinstance(batch.encoded, PiecedBatch):
             batch.encoded = batch.encoded.settled()

@@ -15,7 +15,7 @@ from penstock.client.producer.callbacks import Outcomes
 from penstock.client.producer.delivery import Awaited, Box
 from penstock.client.producer.pace import EAGER_MAX
 from penstock.client.producer.routes import BATCH_OVERHEAD, TopicRoutes
-from penstock.client.producer.sender import Outbox
+from penstock.client.producer.sender import Sender
 from penstock.client.producer.state import ProducerState
 from penstock.core import errors as er
 
@@ -35,10 +35,10 @@ class Boxes:
 
     awaited: Awaited
 
-    def __init__(self, state: ProducerState, outcomes: Outcomes, outbox: Outbox) -> None:
+    def __init__(self, state: ProducerState, outcomes: Outcomes, sender: Sender) -> None:
         self._state = state
         self._outcomes = outcomes
-        self._outbox = outbox
+        self._sender = sender
         self._room = state.config.batch_bytes - BATCH_OVERHEAD
         self._linger = state.config.linger
         self._delivery_timeout = state.config.delivery_timeout
@@ -107,7 +107,7 @@ class Boxes:
         """Closes a box and sends its batches."""
         rows = self.close(box)
         if rows is not None:
-            self.launch(box, rows, self._outbox.topics.get(box.topic))
+            self.launch(box, rows, self._sender.topics.get(box.topic))
             self.closed(box)
 
     def seal_open(self, now: float | None) -> bool:
@@ -127,7 +127,7 @@ class Boxes:
         return bool(due)
 
     def _is_behind(self, name: str) -> bool:
-        topic = self._outbox.topics.get(name)
+        topic = self._sender.topics.get(name)
         return topic is not None and topic.is_behind(EAGER_MAX)
 
     def launch_rows(self, topic: str, rows: batch_builder.Rows, routes: TopicRoutes) -> Box:
@@ -140,7 +140,7 @@ class Boxes:
             try:
                 self.launch(box, rows, routes)
             except Exception as error:
-                self._outbox.fail(error)
+                self._sender.fail(error)
                 raise
             self.closed(box)
         return box
@@ -153,7 +153,7 @@ class Boxes:
             return
         batches = batch_builder.seal(box, rows, topic, settings)
         self.closing = box  # all of them leave, or none: see `mend`
-        self._outbox.post(batches)
+        self._sender.post(batches)
         self._state.sent(batches)
 
     # --- given up --------------------------------------------------------------------------------
@@ -172,5 +172,5 @@ class Boxes:
 
     def fail(self, box: Box, error: Exception) -> None:
         """Fails all records of a box."""
-        self._outbox.fail(error)
+        self._sender.fail(error)
         self._outcomes.failed(box, error)

@@ -27,7 +27,7 @@ from penstock.client.producer.accumulator import Boxes
 from penstock.client.producer.callbacks import Outcomes
 from penstock.client.producer.delivery import Box
 from penstock.client.producer.routes import Batch, PartitionRoute
-from penstock.client.producer.sender import Outbox
+from penstock.client.producer.sender import Sender
 from penstock.client.producer.state import ProducerState
 from penstock.client.session import Session
 from penstock.core import errors as er
@@ -42,11 +42,11 @@ class Pressure:
     """Applies `on_full` once the buffer is full. One per producer (and per forked child of it)."""
 
     def __init__(
-        self, state: ProducerState, outcomes: Outcomes, outbox: Outbox, boxes: Boxes
+        self, state: ProducerState, outcomes: Outcomes, sender: Sender, boxes: Boxes
     ) -> None:
         self._state = state
         self._outcomes = outcomes
-        self._outbox = outbox
+        self._sender = sender
         self._boxes = boxes
         self._policy = state.config.on_full
         self._bytes_max = state.config.buffer_bytes_max
@@ -60,7 +60,7 @@ class Pressure:
     @property
     def is_full(self) -> bool:
         """Returns whether the bound on unacknowledged bytes is reached."""
-        return self._outbox.buffered >= self._bytes_max
+        return self._sender.buffered >= self._bytes_max
 
     def must_wait(self) -> bool:
         """Returns whether new records have to wait first. Raises `BufferFullError` where the policy
@@ -72,7 +72,7 @@ class Pressure:
         if self._policy == "error":
             self.counts["blocked"] += 1
             self._state.books.close()
-            raise er.BufferFullError(f"{self.told()}{self._outbox.why()}")
+            raise er.BufferFullError(f"{self.told()}{self._sender.why()}")
         return self._policy == "block"
 
     def has_room(self) -> bool:
@@ -87,11 +87,11 @@ class Pressure:
     def timed_out(self, told: str) -> er.BufferFullError:
         """Returns the error of a call that has waited for `block_timeout`. `told`: how full the
         buffer was when the wait began."""
-        return er.BufferFullError(f"{told} for {self._block_timeout} s{self._outbox.why()}")
+        return er.BufferFullError(f"{told} for {self._block_timeout} s{self._sender.why()}")
 
     def told(self) -> str:
         """Says how full the buffer is."""
-        size, bound = self._outbox.buffered, self._bytes_max
+        size, bound = self._sender.buffered, self._bytes_max
         return f"{size} bytes are unacknowledged (buffer_bytes_max={bound})"
 
     def refuse(
@@ -124,8 +124,8 @@ class Pressure:
 
     def _why(self) -> str:
         return (
-            f"{self._outbox.buffered} bytes are unacknowledged (buffer_bytes_max="
-            f"{self._bytes_max}, on_full={self._policy!r}){self._outbox.why()}"
+            f"{self._sender.buffered} bytes are unacknowledged (buffer_bytes_max="
+            f"{self._bytes_max}, on_full={self._policy!r}){self._sender.why()}"
         )
 
     # --- the oldest ------------------------------------------------------------------------------
@@ -137,7 +137,7 @@ class Pressure:
         for batch in self._waiting():
             why = why or self._why()
             records, size = records + batch.count, size + batch.length
-            self._outbox.give_up(batch, er.DroppedError(
+            self._sender.give_up(batch, er.DroppedError(
                 f"{batch.count} records for {batch.route!r} were dropped, the oldest: {why}"
             ))  # fmt: skip
             if not self.is_full:
@@ -150,7 +150,7 @@ class Pressure:
         """Yields pending batches that were never in a lane, the oldest first. The caller removes
         each one before it asks for the next."""
         oldest = []
-        for number, route in enumerate(self._outbox.routes()):
+        for number, route in enumerate(self._sender.routes()):
             batch = _first(route)
             if batch is not None:
                 oldest.append((batch.deadline, number, batch))

@@ -20,7 +20,7 @@ from penstock.client.producer.state import ProducerState
 from penstock.core.errors import DeliveryError, DroppedError
 
 if TYPE_CHECKING:
-    from penstock.client.producer.sender import Outbox
+    from penstock.client.producer.sender import Sender
 
 logger = logging.getLogger("penstock.producer")
 
@@ -134,8 +134,8 @@ class Flushed:
     """The condition of one `flush`: every batch sealed before it has an outcome, and every callback
     of it was called. Batches that others send meanwhile do not count. Called under the lock."""
 
-    def __init__(self, outbox: Outbox, callbacks: Callbacks) -> None:
-        self._left: list[Batch] = outbox.unsettled()
+    def __init__(self, sender: Sender, callbacks: Callbacks) -> None:
+        self._left: list[Batch] = sender.unsettled()
         self._callbacks = callbacks
         self._taken: int | None = None
 
@@ -196,7 +196,7 @@ class Outcomes:
         self._failures = Failures()
 
     def finished(self, batch: Batch) -> None:
-        """Queues the callbacks of a batch that the outbox settled, and counts it."""
+        """Queues the callbacks of a batch that the sender settled, and counts it."""
         is_dropped = isinstance(batch.error, DroppedError)  # by the policy, which counts it
         if batch.error is not None and not is_dropped:
             self._failures.note(batch)

@@ -24,7 +24,7 @@ from penstock.client.producer.accumulator import Boxes
 from penstock.client.producer.backpressure import Pressure
 from penstock.client.producer.callbacks import Callbacks, Outcomes
 from penstock.client.producer.delivery import AnyDelivery, Box, DoneCallback
-from penstock.client.producer.sender import Outbox
+from penstock.client.producer.sender import Sender
 from penstock.client.producer.state import ProducerState
 from penstock.client.remote.address import lost_level
 from penstock.client.session import Session
@@ -51,7 +51,7 @@ class Minder:
         self,
         state: ProducerState,
         outcomes: Outcomes,
-        outbox: Outbox,
+        sender: Sender,
         boxes: Boxes,
         pressure: Pressure,
     ) -> None:
@@ -62,7 +62,7 @@ class Minder:
         self._changed = threading.Condition(state.lock)  # for the thread alone
         self._sleepers: list[threading.Lock] = []  # callers that wait for somebody else to mind
         self._callbacks = outcomes.callbacks
-        self._outbox = outbox
+        self._sender = sender
         self._boxes = boxes
         self._pressure = pressure
         self._thread: threading.Thread | None = None
@@ -112,7 +112,7 @@ class Minder:
         left = er.ClosedError("the producer was closed before these records were acknowledged")
         self._boxes.drop(left, level=logging.WARNING)
         self._boxes.seen.clear()
-        self._outbox.leave(left)
+        self._sender.leave(left)
         self._pressure.close()
 
     def nudge(self) -> None:
@@ -137,7 +137,7 @@ class Minder:
                 self.nudge()
 
     def reap(self) -> bool:
-        moved = self._outbox.reap()
+        moved = self._sender.reap()
         if moved:
             self._wake()
             self._tell()
@@ -147,7 +147,7 @@ class Minder:
     def gathered(self, box: Box) -> None:
         """Sends a gathered record, at once where little is in flight, else with the next answer. So
         there are as many batches as can be answered, not as many as records."""
-        if self._outbox.has_answers():
+        if self._sender.has_answers():
             self.reap()
         self._release()
         if not box.sealed:
@@ -155,7 +155,7 @@ class Minder:
             self.expect(box.linger_until)
 
     def _release(self) -> None:
-        if self._boxes.gather and self._outbox.is_eager and self._boxes.seal_gathered():
+        if self._boxes.gather and self._sender.is_eager and self._boxes.seal_gathered():
             self.posted()
 
     def seal_open(self, now: float | None) -> bool:
@@ -198,7 +198,7 @@ class Minder:
 
     # --- callers ---------------------------------------------------------------------------------
     def wait(self, predicate: Callable[[], bool], timeout: float | None) -> bool:
-        """Serves the outbox until `predicate()`, called with the lock held, is true. Returns False
+        """Serves the sender until `predicate()`, called with the lock held, is true. Returns False
         if `timeout` seconds ran out first."""
         deadline = None if timeout is None else time.monotonic() + timeout
         me = threading.get_ident()
@@ -221,7 +221,7 @@ class Minder:
                         left = self._stand_in(left)
                     sleep = self._lie_down(me, left)
                     self._books.close()
-                if is_own and self._outbox.lost is not None:
+                if is_own and self._sender.lost is not None:
                     self._return()
                 sleep()
         except BaseException:
@@ -241,7 +241,7 @@ class Minder:
 
         if not is_done() and not self.wait(is_done, timeout):
             raise er.PenstockTimeout(
-                f"no acknowledgement for {box.topic!r} within {timeout} s{self._outbox.why()}; "
+                f"no acknowledgement for {box.topic!r} within {timeout} s{self._sender.why()}; "
                 "the record is still on its way"
             )
 
@@ -268,7 +268,7 @@ class Minder:
         """Returns how a caller sleeps: on the doorbell, or on a lock while another caller sleeps
         there."""
         session = self._state.session
-        if self._leader or session is None or self._outbox.lost is not None:
+        if self._leader or session is None or self._sender.lost is not None:
             sleeper = threading.Lock()
             sleeper.acquire()
             self._sleepers.append(sleeper)
@@ -276,7 +276,7 @@ class Minder:
         self._leader = me
         self._publish(sleeping=True)
         fence()
-        if self._outbox.has_answers():
+        if self._sender.has_answers():
             return _awake
         return partial(_sleep, session.caller_bell, min(left, CALLER_WAIT_MAX))
 
@@ -289,9 +289,9 @@ class Minder:
         self._wake()
         now = time.monotonic()
         self._expire(now)
-        if not self._outbox.has_answers():
+        if not self._sender.has_answers():
             self._look_for_node(now)
-            if self._outbox.lost is not None:
+            if self._sender.lost is not None:
                 self.nudge()  # it was the thread's ring
 
     def _stand_in(self, bound: float) -> float:
@@ -306,29 +306,29 @@ class Minder:
         self._expire(now)
         self._tell()
         self._look_for_node(now)
-        if self._outbox.lost is not None:
+        if self._sender.lost is not None:
             bound = min(bound, max(self._retry_at - time.monotonic(), 0.001))
         return self._nap(now, min(bound, CALLER_WAIT_MAX))
 
     def find_topic(self, topic: str, left: float) -> TopicInfo | None:
         """Asks the node about a topic, within so many seconds; None while there is no node."""
-        if self._outbox.lost is not None:
+        if self._sender.lost is not None:
             return None
         session = self._state.session
         assert session is not None
         try:
             return session.find_topic(topic, max(left, 0.05))
         except er.NotConnectedError as error:  # it may be back in time
-            self._outbox.lost = str(error)
+            self._sender.lost = str(error)
             self.nudge()
             return None
 
     def await_node(self, topic: str, timeout: float, left: float) -> None:
         """Waits until the node is back, to ask it about a topic (lock not held)."""
-        outbox = self._outbox
-        if not self.wait(lambda: outbox.lost is None, left):
+        sender = self._sender
+        if not self.wait(lambda: sender.lost is None, left):
             raise er.NotConnectedError(
-                f"cannot look up topic {topic!r}: {outbox.lost}; no node came back at "
+                f"cannot look up topic {topic!r}: {sender.lost}; no node came back at "
                 f"{self._state.socket} within {timeout} s"
             )
 
@@ -343,7 +343,7 @@ class Minder:
         if not blind:
             self._publish(sleeping=True)
             fence()
-        if blind or not self._outbox.has_answers():
+        if blind or not self._sender.has_answers():
             self._dozing = True
             self._books.close()
             self._lock.release()
@@ -366,13 +366,13 @@ class Minder:
     def _publish(self, *, sleeping: bool) -> None:
         self._ticket += 1
         ticket = self._ticket if sleeping else 0
-        for link in self._outbox.links.values():
+        for link in self._sender.links.values():
             link.sender.publish_sleeping(ticket)
 
     def _expire(self, now: float) -> None:
         if now >= self._next_expiry:
             self._next_expiry = now + EXPIRE_EVERY
-            self._outbox.expire(now)
+            self._sender.expire(now)
 
     # --- the thread ------------------------------------------------------------------------------
     def _run(self) -> None:
@@ -410,21 +410,21 @@ class Minder:
 
     def _return(self) -> None:
         """Looks for a node that went away, if it is time for that (lock not held)."""
-        due = self._outbox.lost is not None and time.monotonic() >= self._retry_at
+        due = self._sender.lost is not None and time.monotonic() >= self._retry_at
         if due and not self._reattach():
             self._retry_at = time.monotonic() + self._retries.next()
 
     def _mind(self, backoff: Backoff) -> bool:
         """Does one round of duties, then sleeps if there were none. Returns whether there
         were any."""
-        outbox, callbacks = self._outbox, self._callbacks
+        sender, callbacks = self._sender, self._callbacks
         now = time.monotonic()
         moved = self.reap()
         moved = self.seal_open(now) or moved
         self._expire(now)
         self._tell()
         self._look_for_node(now)
-        away = outbox.lost is not None
+        away = sender.lost is not None
         if away and now >= self._retry_at:
             pass  # that comes first
         elif self._leader:
@@ -454,11 +454,11 @@ class Minder:
         return bound if due is None else max(0.0, min(bound, due - now))
 
     def _look_for_node(self, now: float) -> None:
-        if self._outbox.lost is None and self._state.session is not None:
-            self._outbox.lost = self._state.session.farewell()
-            if self._outbox.lost is not None:
+        if self._sender.lost is None and self._state.session is not None:
+            self._sender.lost = self._state.session.farewell()
+            if self._sender.lost is not None:
                 place = self._state.socket
-                logger.log(lost_level(place), "lost the node at %s: %s", place, self._outbox.lost)
+                logger.log(lost_level(place), "lost the node at %s: %s", place, self._sender.lost)
                 self._retries.reset()
                 self._retry_at = now
 
@@ -483,7 +483,7 @@ class Minder:
             same = session.node_uuid == old.node_uuid and session.producer_id == old.producer_id
             self._adopt(session)
             self.reconnects += 1
-            self._outbox.resume(session, same=same)
+            self._sender.resume(session, same=same)
             old.caller_bell.ring()  # a caller that sleeps on it is to sleep on the new one
             old.close(polite=False)
             self._wake()

@@ -1,6 +1,6 @@
 """The way of a producer's records: from `send` to the lane, and their outcomes back.
 
-    Pipeline ──> Boxes (accumulator) ──> batch_builder ──> Outbox (sender) ──> lane
+    Pipeline ──> Boxes (accumulator) ──> batch_builder ──> Sender ──> lane
        room: Pressure (backpressure)     answers, time and sleep: Minder (io_thread)
        what became of them: Outcomes (callbacks)
 
@@ -30,7 +30,7 @@ from penstock.client.producer.record_options import (
 )
 from penstock.client.producer.repair import mend
 from penstock.client.producer.routes import TopicRoutes
-from penstock.client.producer.sender import Outbox, SendGate
+from penstock.client.producer.sender import Sender, SendGate
 from penstock.client.producer.single_record import express
 from penstock.client.producer.state import ProducerState, Terms
 from penstock.client.remote.address import Place
@@ -47,10 +47,10 @@ class SendPolicy(Protocol):
         """Returns the terms of its batches."""
 
     def new_gate(self) -> SendGate:
-        """Makes the gate of the outbox."""
+        """Makes the gate of the sender."""
 
     def bind(
-        self, state: ProducerState, outcomes: Outcomes, outbox: Outbox, boxes: Boxes, io: Minder
+        self, state: ProducerState, outcomes: Outcomes, sender: Sender, boxes: Boxes, io: Minder
     ) -> None:
         """Takes the producer's parts, once all of them exist."""
 
@@ -87,14 +87,14 @@ class Pipeline:
         self._books = state.books
         self.outcomes = Outcomes(state)
         gate = None if policy is None else policy.new_gate()
-        self.outbox = Outbox.of(state, self.outcomes.finished, gate)
-        self.boxes = Boxes(state, self.outcomes, self.outbox)
-        self.pressure = Pressure(state, self.outcomes, self.outbox, self.boxes)
-        self.io = Minder(state, self.outcomes, self.outbox, self.boxes, self.pressure)
+        self.sender = Sender.of(state, self.outcomes.finished, gate)
+        self.boxes = Boxes(state, self.outcomes, self.sender)
+        self.pressure = Pressure(state, self.outcomes, self.sender, self.boxes)
+        self.io = Minder(state, self.outcomes, self.sender, self.boxes, self.pressure)
         self.boxes.awaited = self.io
-        state.books.mend = partial(mend, state, self.outcomes, self.outbox, self.boxes)
+        state.books.mend = partial(mend, state, self.outcomes, self.sender, self.boxes)
         if policy is not None:
-            policy.bind(state, self.outcomes, self.outbox, self.boxes, self.io)
+            policy.bind(state, self.outcomes, self.sender, self.boxes, self.io)
 
     def attach(self, first: Callable[[], None]) -> None:
         """Attaches to the node and starts the thread. Calls `first` before that, and does nothing
@@ -151,10 +151,10 @@ class Pipeline:
                         found.check_record(fields.partition, size)
                     settings = self.state.settings
                     queues = config.linger or topic in self.boxes.open or settings is None
-                    if not queues and self.outbox.buffered < config.buffer_bytes_max:
+                    if not queues and self.sender.buffered < config.buffer_bytes_max:
                         assert settings is not None
                         alone = express(
-                            self.io, self.outbox, found, settings, value, key, fields,
+                            self.io, self.sender, found, settings, value, key, fields,
                             config.delivery_timeout,
                         )  # fmt: skip
                         if alone is not None:
@@ -260,7 +260,7 @@ class Pipeline:
             state.check_usable()
         if self._policy is not None:
             self._policy.check_may_send()
-        return self.outbox.topics.get(topic)
+        return self.sender.topics.get(topic)
 
     def learn(self, topic: str) -> None:
         """Looks a topic up, if need be (lock not held)."""
@@ -277,20 +277,20 @@ class Pipeline:
                 info = self.io.find_topic(topic, left)
                 if info is not None:
                     self._adopt(topic, info)
-            is_known = topic in self.outbox.topics
+            is_known = topic in self.sender.topics
             self._books.close()
         return is_known
 
     def _adopt(self, topic: str, info: TopicInfo) -> None:
         """Gives a topic its routes, and lanes to its writers, before its first record."""
         assert self.state.session is not None
-        outbox = self.outbox
+        sender = self.sender
         found = routes.learn(self.state.session, info)
-        outbox.adopt(found)
-        for writer in {route.writer for route in found.routes} - set(outbox.links):
-            outbox.open_lane(writer)  # refused now, and not once records wait for it
+        sender.adopt(found)
+        for writer in {route.writer for route in found.routes} - set(sender.links):
+            sender.open_lane(writer)  # refused now, and not once records wait for it
         self.boxes.know(topic)
-        outbox.topics[topic] = found
+        sender.topics[topic] = found
 
     # --- outcomes --------------------------------------------------------------------------------
     def flush(self, timeout: float | None) -> None:
@@ -299,16 +299,16 @@ class Pipeline:
             self._books.open()
             self.state.check_usable()
             self.io.seal_open(None)
-            flushed = Flushed(self.outbox, self.outcomes.callbacks)
+            flushed = Flushed(self.sender, self.outcomes.callbacks)
             self._books.close()
         if not self.io.wait(flushed, timeout):
             raise self.flush_timeout(timeout)
         self.raise_unseen()
 
     def flush_timeout(self, timeout: float | None) -> er.PenstockTimeout:
-        outbox = self.outbox
+        sender = self.sender
         return er.PenstockTimeout(
-            f"flush: {outbox.buffered} bytes are unacknowledged after {timeout} s{outbox.why()}"
+            f"flush: {sender.buffered} bytes are unacknowledged after {timeout} s{sender.why()}"
         )
 
     def raise_unseen(self) -> None:
@@ -323,7 +323,7 @@ class Pipeline:
     def metrics(self) -> dict[str, int]:
         return {
             **self.state.counts, **self.pressure.counts, "reconnects": self.io.reconnects,
-            **self.outbox.counts(), **({} if self._policy is None else self._policy.metrics()),
+            **self.sender.counts(), **({} if self._policy is None else self._policy.metrics()),
         }  # fmt: skip
 
     # --- its end ---------------------------------------------------------------------------------
@@ -347,7 +347,7 @@ class Pipeline:
 
     def after_fork_in_child(self) -> None:
         """Gives up what belongs to the parent, and makes all parts again."""
-        old, links = self.state, list(self.outbox.links.values())
+        old, links = self.state, list(self.sender.links.values())
         self._build()
         self.state.is_closed = old.is_closed
         if self._policy is not None:

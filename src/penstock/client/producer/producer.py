@@ -1,7 +1,7 @@
 """The producer: records in, batches into lanes, answers back to deliveries.
 
 `send` puts a record into its topic's open box without a lock. A full or lingering box is sealed
-into batches, one per partition, which the outbox copies into the lanes of their writers. One I/O
+into batches, one per partition, which the sender copies into the lanes of their writers. One I/O
 thread of the producer handles linger times, answers, deadlines and lost nodes; callers that wait do
 its work meanwhile. Every batch carries producer id, epoch and sequence, so that sent twice it is
 appended once.

@@ -1,6 +1,6 @@
 """The kinds of a log's refusals of batches, and their error messages.
 
-Says what each means for the batch and those behind it. Decides nothing: the outbox does.
+Says what each means for the batch and those behind it. Decides nothing: the sender does.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The outbox of a producer: batches into lanes, answers out of them, and what follows from those.
+"""The sender of a producer: batches into lanes, answers out of them, and what follows from those.
 
 Its owner calls it under one lock. It never waits, never sleeps and starts nothing: it is the part
 of a producer that decides. Every batch that is launched ends in `finished` exactly once.
@@ -41,7 +41,7 @@ Finished = Callable[[Batch], None]
 
 
 class SendGate(Protocol):
-    """The rules of an open transaction. An outbox with one asks before batches leave, and gives up
+    """The rules of an open transaction. An sender with one asks before batches leave, and gives up
     all of them once one has failed."""
 
     def lets(self, route: PartitionRoute) -> bool:
@@ -60,7 +60,7 @@ class SendGate(Protocol):
         """Returns the error of a refused batch, where it is not the usual one."""
 
 
-class Outbox:
+class Sender:
     """The batches of a producer on their way to lanes, and the settling of their answers. `level`
     is the durability at which a batch is done. `gate`: of a producer with transactions."""
 
@@ -98,8 +98,8 @@ class Outbox:
         self.finishing: Batch | None = None
 
     @classmethod
-    def of(cls, state: ProducerState, finished: Finished, gate: SendGate | None) -> Outbox:
-        """Makes the outbox of a producer."""
+    def of(cls, state: ProducerState, finished: Finished, gate: SendGate | None) -> Sender:
+        """Makes the sender of a producer."""
         config, terms = state.config, state.terms
         return cls(
             state.socket,
@@ -218,7 +218,7 @@ class Outbox:
         route.flies(batch)
         if self.level == "ring":
             batch.durability = "ring"
-            self.finish(batch, None)  # its delivery; the outbox minds it until the answer
+            self.finish(batch, None)  # its delivery; the sender minds it until the answer
         link.writing = None
 
     def open_lane(self, writer: int) -> LaneLink | None:
@@ -513,7 +513,7 @@ class Outbox:
         return rf.ailment(self.routes() if route is None else [route])
 
     def leave(self, error: Exception) -> None:
-        """Ends the outbox: batches without an outcome fail. The node may have the lanes once they
+        """Ends the sender: batches without an outcome fail. The node may have the lanes once they
         are drained, so batches in them may still be written."""
         for batch in self.unsettled():
             logger.warning("%d records for %r: %s", batch.count, batch.route, error)

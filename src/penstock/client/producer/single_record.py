@@ -14,7 +14,7 @@ from penstock.client.producer.delivery import Awaited, Box
 from penstock.client.producer.partitioner import partition_of
 from penstock.client.producer.record_options import RecordFields
 from penstock.client.producer.routes import Batch, PartitionRoute, TopicRoutes
-from penstock.client.producer.sender import Outbox
+from penstock.client.producer.sender import Sender
 
 
 def _route_of(topic: TopicRoutes, key: bytes | None, fields: RecordFields) -> PartitionRoute:
@@ -30,7 +30,7 @@ def _route_of(topic: TopicRoutes, key: bytes | None, fields: RecordFields) -> Pa
 
 def express(
     awaited: Awaited,
-    outbox: Outbox,
+    sender: Sender,
     topic: TopicRoutes,
     settings: SealSettings,
     value: bytes | None,
@@ -49,7 +49,7 @@ def express(
     is_open = is_open and route.may_fly(route.epoch)
     if link is None or not is_open or link.is_crowded:
         return None
-    if len(link.flights) >= outbox.pace.eager_max:
+    if len(link.flights) >= sender.pace.eager_max:
         return None
     now_us = time.time_ns() // 1000
     sequence = route.next_sequence
@@ -65,7 +65,7 @@ def express(
     box.batches.append(batch)
     if flight is None:
         link.writing = None
-        outbox.post(box.batches)
+        sender.post(box.batches)
     else:
-        outbox.launched(link, batch, flight)
+        sender.launched(link, batch, flight)
     return box

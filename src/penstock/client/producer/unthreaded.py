@@ -31,7 +31,7 @@ class Unthreaded:
         self._lock = pipeline.state.lock
         self._books = pipeline.state.books
         self._check_usable = pipeline.state.check_usable
-        self._outbox = pipeline.outbox
+        self._sender = pipeline.sender
         self._io = pipeline.io
         self.has_room = pipeline.pressure.has_room
         self.hurry = pipeline.hurry
@@ -57,15 +57,15 @@ class Unthreaded:
             self._books.open()
             self._check_usable()
             self._io.seal_open(None)
-            self._io.watch(Flushed(self._outbox, self._pipeline.outcomes.callbacks), callback)
+            self._io.watch(Flushed(self._sender, self._pipeline.outcomes.callbacks), callback)
             self._books.close()
 
     def waits_for(self) -> str:
         """Says what is not acknowledged yet, and why; empty if nothing is."""
         with self._lock:
             self._books.open()
-            waiting = sum(batch.count for batch in self._outbox.unsettled())
-            why = self._outbox.why()
+            waiting = sum(batch.count for batch in self._sender.unsettled())
+            why = self._sender.why()
             self._books.close()
         return f"{waiting} records are unacknowledged{why}" if waiting else ""
 
@@ -83,7 +83,7 @@ class Unthreaded:
         with self._lock:
             self._books.open()
             self._pipeline.outcomes.note(failure)
-            self._outbox.fail(failure.unseen()[2])
+            self._sender.fail(failure.unseen()[2])
             self._books.close()
 
     def forget(self, callback: Callback) -> None:
@@ -95,4 +95,4 @@ class Unthreaded:
 
     def knows(self, topic: str) -> bool:
         """Returns whether sending to the topic needs no look-up."""
-        return topic in self._outbox.topics
+        return topic in self._sender.topics

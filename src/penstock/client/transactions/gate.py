@@ -1,4 +1,4 @@
-"""The gate of a transaction, before its outbox: nothing leaves for a partition before that is
+"""The gate of a transaction, before its sender: nothing leaves for a partition before that is
 registered, and what fails fails the transaction.
 
 All batches of a transaction carry its epoch, and sequences from 0 on in each partition. That epoch
@@ -8,7 +8,7 @@ within the transaction, so nothing more of it leaves.
     batch for a partition     ──not registered──> wanted ──take_wanted──> asked ──admit──> lane
     any failure               ──> `failure`; what is not acknowledged fails with it
 
-Under the producer's lock, like the outbox. Owns no batches.
+Under the producer's lock, like the sender. Owns no batches.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class TransactionGate:
 
     # --- its beginning and end -------------------------------------------------------------------
     def begin(self, epoch: int, routes: Iterable[PartitionRoute]) -> None:
-        """A new transaction; nothing of the last one is in the outbox any more."""
+        """A new transaction; nothing of the last one is in the sender any more."""
         self.epoch = epoch
         self.failure = None
         self._wanted.clear()

@@ -14,7 +14,7 @@ from penstock.client.producer.accumulator import Boxes
 from penstock.client.producer.callbacks import Outcomes
 from penstock.client.producer.config import ProducerConfig
 from penstock.client.producer.io_thread import Minder
-from penstock.client.producer.sender import Outbox
+from penstock.client.producer.sender import Sender
 from penstock.client.producer.state import ProducerState, Terms
 from penstock.client.remote.address import Place
 from penstock.client.transactions.coordinator_link import CoordinatorLink
@@ -77,10 +77,10 @@ class TransactionPolicy:
         return self.gate
 
     def bind(
-        self, state: ProducerState, outcomes: Outcomes, outbox: Outbox, boxes: Boxes, io: Minder
+        self, state: ProducerState, outcomes: Outcomes, sender: Sender, boxes: Boxes, io: Minder
     ) -> None:
-        self._outcomes, self._outbox, self._boxes = outcomes, outbox, boxes
-        self._registrar = Registrar(state, self.transactional_id, self.link, self.gate, outbox, io)
+        self._outcomes, self._sender, self._boxes = outcomes, sender, boxes
+        self._registrar = Registrar(state, self.transactional_id, self.link, self.gate, sender, io)
 
     def check_may_send(self) -> None:
         if self._check is not None:
@@ -94,18 +94,18 @@ class TransactionPolicy:
 
     def is_settled(self) -> bool:
         """Whether all that was sent is acknowledged, or a delivery has failed."""
-        return not self._outbox.buffered or self.gate.failure is not None
+        return not self._sender.buffered or self.gate.failure is not None
 
     def begin(self) -> None:
         """Opens a transaction of this identity's epoch (lock held, or nobody else there yet)."""
-        assert not self._outbox.buffered, self._outbox.buffered
-        self.gate.begin(self.identity.epoch, self._outbox.routes())
+        assert not self._sender.buffered, self._sender.buffered
+        self.gate.begin(self.identity.epoch, self._sender.routes())
 
     def drop_open(self, error: Exception) -> None:
         """Fail all that is not acknowledged, also in open boxes (lock held)."""
         self._boxes.drop(error)
         self.gate.end(error)
-        self._outbox.lose_all(error)
+        self._sender.lose_all(error)
         self._outcomes.unseen()  # the error of the transaction tells it
         self._registrar.awake()
 

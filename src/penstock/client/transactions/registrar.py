@@ -1,6 +1,6 @@
 """The thread that registers partitions with a transaction before records go there.
 
-Records of a partition that is not registered yet wait in the outbox; nobody who sends waits for
+Records of a partition that is not registered yet wait in the sender; nobody who sends waits for
 the coordinator. All partitions that are wanted by the time it is free are asked for at once.
 """
 
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from penstock.client import threads
 from penstock.client.producer.io_thread import Minder
-from penstock.client.producer.sender import Outbox
+from penstock.client.producer.sender import Sender
 from penstock.client.producer.state import ProducerState
 from penstock.client.transactions.coordinator_link import CoordinatorLink
 from penstock.client.transactions.gate import TransactionGate
@@ -38,7 +38,7 @@ class Registrar:
         transactional_id: str,
         link: CoordinatorLink,
         gate: TransactionGate,
-        outbox: Outbox,
+        sender: Sender,
         io: Minder,
     ) -> None:
         self._transactional_id = transactional_id
@@ -48,7 +48,7 @@ class Registrar:
         self._lock = state.lock
         self._link = link
         self._gate = gate
-        self._outbox = outbox
+        self._sender = sender
         self._io = io
         self._wanted: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._stopping = False
@@ -106,14 +106,14 @@ class Registrar:
                 self._books.open()
                 if epoch == self._gate.epoch:
                     self._gate.fail(self._told(routes, error))
-                    self._outbox.sweep()
+                    self._sender.sweep()
                     self.awake()
                 self._books.close()
             return
         with self._lock:
             self._books.open()
             for route in self._gate.admit(routes, epoch):
-                self._outbox.pump(route)
+                self._sender.pump(route)
             self.awake()
             self._books.close()
 

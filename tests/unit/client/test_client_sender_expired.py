@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 from lane_bytes import MANY, made
-from outbox_fixture import TOPIC, World
+from sender_fixture import TOPIC, World
 
 from penstock.client.backoff import Retries
-from penstock.client.producer import sender as outbox
+from penstock.client.producer import sender as sender
 from penstock.client.producer.routes import Batch, LaneLink
 from penstock.client.producer.sender import ASK_EVERY
 from penstock.core import errors as er
@@ -35,13 +35,13 @@ class Slow(World):
         self.capacity = 64 * 64
         self.behind_one_sent_back = False
         super().__init__(random.Random(seed), folder, Retries(0.001, 0.01))
-        self.outbox.level = level
+        self.sender.level = level
 
     def _open_lane(self, _writer: int) -> LaneLink:
         _, sender, self.receiver = made(self.capacity)
         self.doorbells.append(Doorbell())
         self.behind_one_sent_back = False
-        link = self.outbox.links[0] = LaneLink(sender, self.doorbells[-1])
+        link = self.sender.links[0] = LaneLink(sender, self.doorbells[-1])
         return link
 
     def send(self, size: int) -> Batch:
@@ -54,7 +54,7 @@ class Slow(World):
         box: Any = SimpleNamespace(deadline=time.monotonic() + 1e6)
         self.sent.append(Batch(box, route, encoded, 2, route.next_sequence))
         route.next_sequence += 2
-        self.outbox.post([self.sent[-1]])
+        self.sender.post([self.sent[-1]])
         return self.sent[-1]
 
     def answer(self, most: int, error: int = 0, *, reap: bool = True) -> None:
@@ -73,18 +73,18 @@ class Slow(World):
             acks.append(Ack(frame.sequence, base, 5, code, self.log.leader_epoch))
         self.receiver.finish(taken, acks)
         if reap:
-            self.outbox.reap()
+            self.sender.reap()
 
     def sync(self) -> None:
         self.page.publish_epoch(self.log.leader_epoch)
         self.page.publish_ends(self.log.log_end, self.log.log_end, self.log.log_end)
         self.page.publish_durable(self.log.log_end)
-        self.outbox.reap()
+        self.sender.reap()
 
     def expire(self, *batches: Batch) -> None:
         for batch in batches:
             batch.deadline = 0.0
-        self.outbox.expire(time.monotonic())
+        self.sender.expire(time.monotonic())
 
     def may_ask(self) -> None:
         if self.route.ask_at is not None:
@@ -92,7 +92,7 @@ class Slow(World):
 
     def heal(self) -> None:
         for _ in range(4 * len(self.sent) + 20):
-            self.outbox.pump(self.route)
+            self.sender.pump(self.route)
             self.answer(8)
             self.sync()
 
@@ -163,14 +163,14 @@ def test_what_follows_some_that_expired_in_the_lane_and_out_of_it_arrives(world:
     assert all(isinstance(one.error, er.DeliveryTimeout) for one in old)
     assert all(one.done and one.error is None for one in young)
     assert [number for _, number in world.numbers()] == [0, 4, 5, 6, 7]
-    assert world.outbox.buffered == 0
+    assert world.sender.buffered == 0
 
 
 def test_only_what_goes_again_counts_as_sent_again(world: Slow) -> None:
     sent = [world.send(8) for _ in range(3)]
     world.expire(sent[0])
     world.lane_is_lost()
-    assert world.outbox.counts()["resent"] == 2
+    assert world.sender.counts()["resent"] == 2
 
 
 def test_what_waits_is_not_numbered_anew_before_it_flies(world: Slow) -> None:
@@ -214,9 +214,9 @@ def test_batches_of_two_epochs_give_their_room_back(tmp_path: Path) -> None:
     assert [one.sequence for one in world.route.waiting_durable] == [0, 2]
     world.sync()
     assert [one.durability for one in world.sent[:2]] == ["fsynced"] * 2
-    assert list(world.outbox.links[0].held.values()) == young
+    assert list(world.sender.links[0].held.values()) == young
     world.heal()
-    assert not world.outbox.links[0].held
+    assert not world.sender.links[0].held
     world.close()
 
 
@@ -225,7 +225,7 @@ def test_batches_of_two_epochs_give_their_room_back(tmp_path: Path) -> None:
 def test_whatever_expires_the_rest_is_in_the_log_once_and_in_order(
     tmp_path: Path, seed: int, level: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(outbox, "ASK_EVERY", 0.0)
+    monkeypatch.setattr(sender, "ASK_EVERY", 0.0)
     world = Slow(tmp_path / "log", seed, level)
     try:
         for _ in range(STEPS):
@@ -241,9 +241,9 @@ def test_whatever_expires_the_rest_is_in_the_log_once_and_in_order(
         assert kinds <= {er.DeliveryTimeout, er.ProduceError}
         refused = [one.error for one in world.sent if isinstance(one.error, er.ProduceError)]
         assert {one.code for one in refused} <= {er.ErrorCode.PARTITION_OFFLINE}
-        assert world.outbox.buffered == 0
+        assert world.sender.buffered == 0
         assert world.route.is_idle
-        for link in world.outbox.links.values():
+        for link in world.sender.links.values():
             assert not link.held
             assert not link.flights
     finally:

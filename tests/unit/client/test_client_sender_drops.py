@@ -1,6 +1,6 @@
 """Rule 4: what waits for a lane may be given up at any time, and the log sees no gap for it.
 
-A real outbox over a real lane in private memory, whose writer's end the test plays.
+A real sender over a real lane in private memory, whose writer's end the test plays.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from store_crash import memory
 
 from penstock.client.backoff import Retries
 from penstock.client.producer.routes import Batch, LaneLink, PartitionRoute, TopicRoutes
-from penstock.client.producer.sender import Outbox
+from penstock.client.producer.sender import Sender
 from penstock.core import header as hd
 from penstock.core.columns import decode
 from penstock.core.encode import encode_batch
@@ -46,17 +46,17 @@ class DropMachine(RuleBasedStateMachine):
         self.doorbell = Doorbell()
         link = LaneLink(sender, self.doorbell)
         self.finished: list[Batch] = []
-        self.outbox = Outbox(
+        self.sender = Sender(
             Path("/nowhere"), level="appended", idempotent=True, delivery_timeout=60.0,
             open_lane=lambda _: link, finished=self.finished.append, retries=Retries(0.05, 1.0),
         )  # fmt: skip
-        self.outbox.links[0] = link
+        self.sender.links[0] = link
         self.routes = [
             PartitionRoute("t", bytes(16), page, page, 0, StatePage(table, page))
             for page in range(PAGES)
         ]
         info: Any = None
-        self.outbox.topics["t"] = TopicRoutes(info, self.routes, 1 << 20)
+        self.sender.topics["t"] = TopicRoutes(info, self.routes, 1 << 20)
         self.sent: list[Batch] = []
         self.log: dict[int, list[tuple[int, int, int, int]]] = {page: [] for page in range(PAGES)}
         self.dropped: set[int] = set()
@@ -64,11 +64,11 @@ class DropMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         for _ in range(len(self.sent)):
             self.drain(128)
-            self.outbox.reap()
+            self.sender.reap()
         self.sequences_have_no_gap()
         found = {entry[0] for taken in self.log.values() for entry in taken}
         assert found == set(range(len(self.sent))) - self.dropped
-        assert self.outbox.buffered == 0
+        assert self.sender.buffered == 0
         assert [route.next_sequence for route in self.routes] == [
             sum(entry[3] for entry in taken) for taken in self.log.values()
         ]
@@ -90,14 +90,14 @@ class DropMachine(RuleBasedStateMachine):
             batches.append(Batch(box, route, encoded, count, route.next_sequence))
             route.next_sequence += count
             self.sent.append(batches[-1])
-        self.outbox.post(batches)
+        self.sender.post(batches)
 
     @rule(choice=st.integers(0, 1 << 20))
     def give_up(self, choice: int) -> None:
         waiting = [batch for batch in self.sent if not (batch.flew or batch.done)]
         if waiting:
             batch = waiting[choice % len(waiting)]
-            self.outbox.give_up(batch, DroppedError("to make room"))
+            self.sender.give_up(batch, DroppedError("to make room"))
             self.dropped.add(self.sent.index(batch))
 
     @rule(frames=st.integers(1, 20))
@@ -115,7 +115,7 @@ class DropMachine(RuleBasedStateMachine):
 
     @rule()
     def reap(self) -> None:
-        self.outbox.reap()
+        self.sender.reap()
 
     @rule(page=st.integers(0, PAGES - 1))
     def expire(self, page: int) -> None:
@@ -124,7 +124,7 @@ class DropMachine(RuleBasedStateMachine):
         if route.pending and not route.pending[0].flew:
             self.dropped.add(self.sent.index(route.pending[0]))
             route.pending[0].deadline = 0.0
-            self.outbox.expire(time.monotonic())
+            self.sender.expire(time.monotonic())
 
     @invariant()
     def sequences_have_no_gap(self) -> None:
@@ -144,7 +144,7 @@ class DropMachine(RuleBasedStateMachine):
     @invariant()
     def the_buffer_holds_what_is_not_done(self) -> None:
         left = sum(batch.length for batch in self.sent if not batch.done)
-        assert self.outbox.buffered == left
+        assert self.sender.buffered == left
         assert len(self.finished) == sum(batch.done for batch in self.sent)
 
 

@@ -1,4 +1,4 @@
-"""A producer's outbox over a real lane in private memory and a real log on disk.
+"""A producer's sender over a real lane in private memory and a real log on disk.
 
 The test plays the node and the writer between the two, and makes them misbehave.
 """
@@ -17,7 +17,7 @@ from store_crash import memory
 
 from penstock.client.backoff import Retries
 from penstock.client.producer.routes import Batch, LaneLink, PartitionRoute, TopicRoutes
-from penstock.client.producer.sender import Outbox
+from penstock.client.producer.sender import Sender
 from penstock.core import header as hd
 from penstock.core.columns import decode
 from penstock.core.encode import encode_batch
@@ -33,7 +33,7 @@ TOPIC = bytes(range(16))
 
 
 class World:
-    """A producer's outbox, its lane, and a writer that the test makes misbehave."""
+    """A producer's sender, its lane, and a writer that the test makes misbehave."""
 
     def __init__(
         self,
@@ -52,14 +52,14 @@ class World:
         self.finished: list[Batch] = []
         self.sent: list[Batch] = []
         self.receiver: LaneReceiver | None = None
-        self.outbox = Outbox(
+        self.sender = Sender(
             Path("/nowhere"), level="appended", idempotent=True, delivery_timeout=1e6,
             open_lane=open_lane or self._open_lane, finished=self.finished.append, retries=retries,
             **options,
         )  # fmt: skip
         self.route = PartitionRoute("t", TOPIC, 0, 0, 0, self.page)
         info: Any = None
-        self.outbox.topics["t"] = TopicRoutes(info, [self.route], 1 << 20)
+        self.sender.topics["t"] = TopicRoutes(info, [self.route], 1 << 20)
         if folder is not None:
             self.storage = Storage()
             self.folder = folder
@@ -74,7 +74,7 @@ class World:
     def _open_lane(self, _writer: int) -> LaneLink:
         _, sender, self.receiver = made(64 * 64)
         self.doorbells.append(Doorbell())
-        link = self.outbox.links[0] = LaneLink(sender, self.doorbells[-1])
+        link = self.sender.links[0] = LaneLink(sender, self.doorbells[-1])
         return link
 
     def post(self, batches: int, *, spoilt: bool = False) -> None:
@@ -94,7 +94,7 @@ class World:
             box: Any = SimpleNamespace(deadline=time.monotonic() + 1e6)
             self.sent.append(Batch(box, route, encoded, count, route.next_sequence))
             route.next_sequence += count
-            self.outbox.post([self.sent[-1]])
+            self.sender.post([self.sent[-1]])
 
     def drain(self, *, answers: bool = True) -> None:
         """A pass of the writer. Without answers: it died after its append."""
@@ -118,13 +118,13 @@ class World:
         """As after a node that came back without it: all goes again, with the same sequences."""
         session: Any = SimpleNamespace(far=None, resumed={}, page=lambda _: self.page, writers=1)
         self.receiver = None
-        self.outbox.resume(session, same=True)
+        self.sender.resume(session, same=True)
 
     def heal(self) -> None:
         for _ in range(20 * len(self.sent) + 20):
-            self.outbox.pump(self.route)
+            self.sender.pump(self.route)
             self.drain()
-            self.outbox.reap()
+            self.sender.reap()
 
     def numbers(self) -> list[tuple[int, int]]:
         """(base offset, number) of every batch in the log."""

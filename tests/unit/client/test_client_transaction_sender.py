@@ -1,4 +1,4 @@
-"""The outbox of a transaction over a real lane; the test plays the node and the writer."""
+"""The sender of a transaction over a real lane; the test plays the node and the writer."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from lane_bytes import MANY
-from outbox_fixture import World
+from sender_fixture import World
 
 from penstock.client.backoff import Retries
 from penstock.client.producer.routes import PartitionRoute
@@ -29,11 +29,11 @@ class Transaction(World):
         self.begin(4)
 
     def begin(self, epoch: int) -> None:
-        self.gate.begin(epoch, self.outbox.routes())
+        self.gate.begin(epoch, self.sender.routes())
 
     def end(self, error: Exception) -> None:
         self.gate.end(error)
-        self.outbox.lose_all(error)
+        self.sender.lose_all(error)
 
     def _want(self) -> None:
         self.wants += 1
@@ -43,7 +43,7 @@ class Transaction(World):
 
     def admit(self, routes: list[PartitionRoute], epoch: int) -> None:
         for route in self.gate.admit(routes, epoch):
-            self.outbox.pump(route)
+            self.sender.pump(route)
 
     def take(self, error: ErrorCode = ErrorCode.NONE) -> list[hd.BatchHeader]:
         """What is in the lane, answered alike."""
@@ -70,12 +70,12 @@ def world():
 
 def test_nothing_leaves_for_a_partition_before_it_is_registered(world):
     world.post(3)
-    world.outbox.reap()
+    world.sender.reap()
     assert world.take() == []
     assert world.wants
     assert world.gate.take_wanted(1000) == [world.route]
     world.post(2)
-    world.outbox.reap()
+    world.sender.reap()
     assert world.gate.take_wanted(1000) == []  # asked for once
     assert world.take() == []
     world.admit([world.route], 3)  # an answer for a transaction of before
@@ -84,7 +84,7 @@ def test_nothing_leaves_for_a_partition_before_it_is_registered(world):
     heads = world.take()
     assert [head.producer_epoch for head in heads] == [4] * 5
     assert [head.base_sequence for head in heads] == [batch.sequence for batch in world.sent]
-    world.outbox.reap()
+    world.sender.reap()
     assert world.outcomes() == ["NoneType"] * 5
 
 
@@ -92,10 +92,10 @@ def test_a_registered_partition_is_remembered_until_the_next_transaction(world):
     world.post(1)
     world.register()
     world.take()
-    world.outbox.reap()
+    world.sender.reap()
     world.post(1)
     assert len(world.take()) == 1
-    world.outbox.reap()
+    world.sender.reap()
     world.end(TransactionError("over"))
     world.begin(5)
     world.post(1)
@@ -114,14 +114,14 @@ def test_a_refused_batch_fails_the_transaction_and_nothing_more_leaves(world, co
     world.register()
     world.take(code)
     world.post(1)
-    world.outbox.reap()
+    world.sender.reap()
     assert isinstance(world.gate.failure, Exception)
     world.post(1)
-    world.outbox.reap()
+    world.sender.reap()
     assert "waits" not in world.outcomes()
     assert "NoneType" not in world.outcomes()
     assert len(world.take()) == 1  # what was in the lane before the refusal was read
-    assert world.outbox.buffered == 0
+    assert world.sender.buffered == 0
     assert world.route.epoch == 4  # never raised within a transaction
 
 
@@ -130,7 +130,7 @@ def test_a_delivery_timeout_fails_the_transaction(world):
     world.register()
     world.sent[0].deadline = 0.0
     world.post(1)
-    world.outbox.expire(time.monotonic())
+    world.sender.expire(time.monotonic())
     assert world.outcomes() == ["DeliveryTimeout", "TransactionError"]
 
 
@@ -149,11 +149,11 @@ def test_late_answers_to_an_aborted_transaction_do_not_touch_the_next(world):
     assert len(taken) == 6
     late = [Ack(f.sequence, -1, 5, int(ErrorCode.STALE_PRODUCER_EPOCH), 0) for f in taken[:3]]
     world.receiver.finish(taken[:3], late)
-    world.outbox.reap()
+    world.sender.reap()
     assert world.gate.failure is None
     assert world.outcomes()[3:] == ["waits"] * 3
     assert len(world.take()) == 3
-    world.outbox.reap()
+    world.sender.reap()
     assert world.outcomes()[3:] == ["NoneType"] * 3
 
 
@@ -161,19 +161,19 @@ def test_a_lane_that_is_lost_is_sent_again_in_the_same_epoch(world):
     world.post(3)
     world.register()
     world.lane_is_lost()
-    world.outbox.reap()
+    world.sender.reap()
     heads = world.take()
     assert [(head.producer_epoch, head.base_sequence) for head in heads] == [
         (4, batch.sequence) for batch in world.sent
     ]
-    world.outbox.reap()
+    world.sender.reap()
     assert world.outcomes() == ["NoneType"] * 3
 
 
 def test_without_a_transaction_nothing_leaves(world):
     world.end(TransactionError("over"))
     world.post(1)
-    world.outbox.reap()
+    world.sender.reap()
     assert world.outcomes() == ["TransactionError"]
     assert world.gate.take_wanted(10) == []
 
@@ -183,7 +183,7 @@ def test_what_was_sent_back_is_asked_for_and_also_by_the_next_transaction(world)
     world.post(3)
     world.register()
     assert len(world.take(ErrorCode.NOT_LEADER)) == 3
-    world.outbox.reap()
+    world.sender.reap()
     assert world.outcomes() == ["waits"] * 3
     assert world.gate.failure is None
     world.end(TransactionError("aborted meanwhile"))
@@ -192,17 +192,17 @@ def test_what_was_sent_back_is_asked_for_and_also_by_the_next_transaction(world)
     world.register()
     assert world.take() == [], "it is not time to ask yet"
     world.route.ask_at = 0.0
-    world.outbox.reap()
+    world.sender.reap()
     [frame] = world.receiver.frames(8, MANY)
     assert frame.flags & lo.FRAME_AGAIN
     [head] = world.take()
     assert (head.producer_epoch, head.base_sequence) == (5, 0)
-    world.outbox.reap()
+    world.sender.reap()
     heads = world.take()
     assert [head.base_sequence for head in heads] == [one.sequence for one in world.sent[4:]]
-    world.outbox.reap()
+    world.sender.reap()
     assert world.outcomes()[3:] == ["NoneType"] * 3
-    assert world.outbox.buffered == 0
+    assert world.sender.buffered == 0
 
 
 @pytest.mark.parametrize("code", [ErrorCode.NOT_LEADER, ErrorCode.NOT_COMMITTED])
@@ -210,10 +210,10 @@ def test_what_was_sent_back_within_a_transaction_keeps_its_epoch_when_it_expires
     world.post(3)
     world.register()
     world.take(code)
-    world.outbox.reap()
+    world.sender.reap()
     for batch in world.sent:
         batch.deadline = 0.0
-    world.outbox.expire(time.monotonic())
+    world.sender.expire(time.monotonic())
     assert world.outcomes() == ["DeliveryTimeout"] * 3
     assert isinstance(world.gate.failure, Exception)
     assert world.route.epoch == 4

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from outbox_fixture import World
+from sender_fixture import World
 
 from penstock.client.backoff import Retries
 from penstock.core import errors as er
@@ -62,6 +62,6 @@ def test_a_carrier_says_that_it_has_sent_it_before(world):
     world.receiver.finish(
         frames, [Ack(frame.sequence, SENT_BEFORE, 0, code, 1) for frame in frames]
     )
-    world.outbox.reap()
+    world.sender.reap()
     assert refused(world) == [er.ErrorCode.UNKNOWN_PRODUCER] * 2
     assert in_the_log(world) == [0, 1, 2]

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from lane_bytes import ack
-from outbox_fixture import TOPIC, World
+from sender_fixture import TOPIC, World
 
 from penstock.client.backoff import Retries
 from penstock.client.producer.routes import Batch, PartitionRoute, TopicRoutes
@@ -27,7 +27,7 @@ class Shared(World):
         super().__init__(random.Random(1), None, Retries(1e-9, 1e-9))
         self.routes = [PartitionRoute("t", TOPIC, at, at, 0, self.page) for at in range(3)]
         info: Any = None
-        self.outbox.topics["t"] = TopicRoutes(info, self.routes, 1 << 20)
+        self.sender.topics["t"] = TopicRoutes(info, self.routes, 1 << 20)
 
     def send(self, partition: int, size: int = 100) -> Batch:
         route = self.routes[partition]
@@ -39,21 +39,21 @@ class Shared(World):
         box: Any = SimpleNamespace(deadline=time.monotonic() + 1e6)
         batch = Batch(box, route, encoded, 1, route.next_sequence)
         route.next_sequence += 1
-        self.outbox.post([batch])
+        self.sender.post([batch])
         return batch
 
     def answer_one(self) -> None:
         assert self.receiver is not None
         [frame] = self.receiver.frames(1, 1 << 20)
         self.receiver.finish([frame], [ack(frame)])
-        self.outbox.reap()
+        self.sender.reap()
 
     def send_back_one(self) -> None:
         assert self.receiver is not None
         [frame] = self.receiver.frames(1, 1 << 20)
         answer = ack(frame)._replace(error=int(ErrorCode.NOT_LEADER))
         self.receiver.finish([frame], [answer])
-        self.outbox.reap()
+        self.sender.reap()
 
     def go_on_until(self, batch: Batch, *greedy: int) -> None:
         """For each answer another batch, of these partitions in turn."""
@@ -96,7 +96,7 @@ def test_small_batches_do_not_take_the_room_that_a_large_one_waits_for(world: Sh
 
 def test_what_waits_for_a_leader_does_not_wait_for_room(world: Shared) -> None:
     """Whoever sends much at once, as `send_arrow` does, waits only for the other."""
-    topic = world.outbox.topics["t"]
+    topic = world.sender.topics["t"]
     world.send(1)
     world.send_back_one()
     assert world.routes[1].pending

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from lane_bytes import MANY
-from outbox_fixture import TOPIC, World
+from sender_fixture import TOPIC, World
 
 from penstock.client.backoff import Retries
 from penstock.core.errors import ErrorCode
@@ -30,7 +30,7 @@ class FarWorld(World):
         self.kept = LogConfig().producer_batches_kept
         self.synced = folder.with_name("synced")
         super().__init__(chance, folder, Retries(0.001, 0.01))
-        self.outbox.level = level
+        self.sender.level = level
         self.sync()
 
     def _recovered(self, generation: int) -> Log:
@@ -77,19 +77,19 @@ class FarWorld(World):
 
     def come_back(self) -> None:
         """As the carrier does: the lane is the producer's again, and is drained from its head."""
-        resumed = {link.sender.name: Doorbell() for link in self.outbox.links.values()}
+        resumed = {link.sender.name: Doorbell() for link in self.sender.links.values()}
         self.doorbells += resumed.values()
         session: Any = SimpleNamespace(
             far=object(), resumed=resumed, page=lambda _: self.page, writers=1
         )
-        self.outbox.resume(session, same=True)
+        self.sender.resume(session, same=True)
 
     def settle(self) -> None:
         for _ in range(4 * len(self.sent) + 20):
-            self.outbox.pump(self.route)
+            self.sender.pump(self.route)
             self.drain()
             self.sync()
-            self.outbox.reap()
+            self.sender.reap()
 
     def step(self) -> None:
         chance = self.chance
@@ -99,7 +99,7 @@ class FarWorld(World):
             case 3 | 4:
                 self.drain(most=chance.randint(1, 8))
             case 5:
-                self.outbox.reap()
+                self.sender.reap()
             case 6:
                 self.sync()
             case 7 if chance.random() < 0.4:
@@ -148,8 +148,8 @@ def test_rule_15_refusals_between_power_cuts_double_nothing_and_keep_the_order(
     assert {at for at, batch in enumerate(world.sent) if batch.error is None} <= set(numbers)
     refused = {getattr(one.error, "code", None) for one in world.sent} - {None}
     assert refused <= {ErrorCode.CORRUPT_BATCH, ErrorCode.STALE_PRODUCER_EPOCH}
-    assert world.outbox.buffered == 0
-    assert not any(link.held or link.flights for link in world.outbox.links.values())
+    assert world.sender.buffered == 0
+    assert not any(link.held or link.flights for link in world.sender.links.values())
     world.close()
 
 
@@ -165,7 +165,7 @@ def test_rule_15_what_the_log_before_had_on_the_device_is_no_receipt_of_this_one
     end = world.sent[0].count
     world.page.publish_ends(end, end, end)
     world.page.publish_durable(end)  # of others' records
-    world.outbox.reap()
+    world.sender.reap()
     assert world.sent[0].durability == "appended"
     world.close()
 
@@ -174,7 +174,7 @@ def test_what_only_waits_to_be_durable_is_asked_for_by_a_new_connection(tmp_path
     world = FarWorld(random.Random(1), tmp_path / "log", "fsynced")
     world.post(3)
     world.drain()
-    world.outbox.reap()
+    world.sender.reap()
     assert not any(batch.done for batch in world.sent)
     world.come_back()
     assert world.receiver is not None
@@ -194,7 +194,7 @@ def test_what_the_log_kept_but_does_not_remember_is_no_failure(tmp_path: Path) -
     for _ in range(6):
         world.post(1)
         world.drain()
-        world.outbox.reap()
+        world.sender.reap()
     world.log.sync()
     shutil.rmtree(world.synced)
     shutil.copytree(world.folder, world.synced)
