@@ -16,7 +16,7 @@ from itertools import groupby
 from typing import Final
 
 from penstock.cluster.shares.returned import ReturnedRecord, ReturnedRecords
-from penstock.cluster.shares.runs import Run, Runs, joined
+from penstock.cluster.shares.runs import Run, Runs, joined, without
 
 BLOCK: Final = 4096
 NEW, READY, SUSPECT, LEASED, CONDEMNED, BEHIND, WAITING, DONE, DEAD, SKIPPED = range(10)
@@ -33,6 +33,9 @@ RETURNED_MAX: Final = 1 << 16
 """Records that are back from their wait and lie in no block: 300 bytes each."""
 READY_MAX: Final = 4096
 """So many of them that nobody has yet: others that are due wait until those are taken."""
+
+WIDE: Final = 64 * BLOCK
+"""Offsets of one run of a request that are looked for block by block."""
 
 _ONE_MORE: Final = bytes([*range(1, 256), DELIVERIES_MAX])
 _ONE_LESS: Final = bytes([0, *range(255)])
@@ -130,7 +133,7 @@ class ShareWindow:
     def held(self, runs: Iterable[Run], state: int, holder: int) -> Runs:
         """Returns the part of `runs` that is in this state by this lease or wait."""
         found: list[Run] = []
-        for base, block, first, end in self._pieces(runs):
+        for base, block, first, end in self._pieces(self._narrowed(tuple(runs))):
             if block is None:
                 for offset in self._returned.between(base + first, base + end):
                     one = self._returned[offset]
@@ -238,6 +241,15 @@ class ShareWindow:
                 length = min(end - first, BLOCK - at)
                 yield number * BLOCK, self._blocks.get(number), at, at + length
                 first += length
+
+    def _narrowed(self, runs: Runs) -> Runs:
+        """The part of runs of a request that lies where something of the window is: a worker may
+        name any offsets, and each block that they touch is looked at."""
+        if all(end - first <= WIDE for first, end in runs):
+            return runs
+        numbers = sorted({*self._blocks, *(offset // BLOCK for offset in self._returned)})
+        there = joined((number * BLOCK, (number + 1) * BLOCK) for number in numbers)
+        return without(runs, without(runs, there))
 
     # --- all of it, for a snapshot ---
     def columns(self) -> list[tuple[int, bytes, bytes, bytes]]:

@@ -8,7 +8,7 @@ from penstock.cluster.shares import ShareLimits, SharePartition
 from penstock.cluster.shares import machine as machine_module
 from penstock.cluster.shares import records as rec
 from penstock.cluster.shares import state as state_module
-from penstock.cluster.shares.runs import checked, packed, unpacked, without
+from penstock.cluster.shares.runs import OFFSET_MAX, checked, packed, unpacked, without
 from penstock.cluster.shares.window import BLOCK
 from penstock.core.errors import ConfigError, ResourceLimitError
 from penstock.core.work import TIME_MAX
@@ -48,6 +48,25 @@ def test_more_blocks_than_may_be_open_are_refused_by_name():
     lease = decided(machine, machine.lease(0, "ann", BLOCK))
     decided(machine, machine.accept(lease.lease, lease.runs))
     assert machine.begin(2 * BLOCK + 1).answer == 1
+
+
+@pytest.mark.timeout(60)
+def test_an_answer_for_all_offsets_there_are_costs_no_more_than_what_is_held():
+    """Any worker may send it, and the coordinator of all groups has one thread."""
+    machine = begun(3 * BLOCK)
+    lease = decided(machine, machine.lease(0, "ann", 3 * BLOCK))
+    decided(machine, machine.delay(0, lease.lease, [(BLOCK, 2 * BLOCK)], 1))
+    decided(machine, machine.wake(1))
+    again = decided(machine, machine.lease(2, "bob", 1))
+    assert again.runs == ((BLOCK, BLOCK + 1),)
+    for number in (lease.lease, again.lease):
+        assert machine.extend(3, number, [(0, OFFSET_MAX)], 1.0).answer.settled > 0
+    answer = decided(machine, machine.accept(lease.lease, [(1, OFFSET_MAX)]))
+    assert (answer.settled, answer.stale) == (
+        2 * BLOCK - 1, ((BLOCK, 2 * BLOCK), (3 * BLOCK, OFFSET_MAX))
+    )  # fmt: skip
+    answer = decided(machine, machine.accept(again.lease, [(0, OFFSET_MAX)]))
+    assert (answer.settled, machine.bury([(0, OFFSET_MAX)]).answer) == (1, 0)
 
 
 def test_what_a_member_that_was_taken_for_gone_says_later_changes_nothing():
