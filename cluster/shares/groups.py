@@ -74,6 +74,8 @@ class ShareGroups:
         self._groups: dict[str, ShareGroup] = {}
         self._due: list[tuple[float, str, Place]] = []
         self._planned: dict[tuple[str, Place], float] = {}
+        self._looks: dict[tuple[str, Place], float] = {}
+        """Not before that time it is looked again for leases that are too old."""
         self._large: dict[tuple[str, Place], None] = {}
         self._tripped: list[tuple[str, str]] = []
 
@@ -98,6 +100,7 @@ class ShareGroups:
             share.replay(kind, side, at, record.value)
             if share.is_void:
                 del group.partitions[place]
+                self._looks.pop((name, place), None)
                 self._forget_void(name)
             else:
                 self._plan(name, share)
@@ -111,6 +114,7 @@ class ShareGroups:
             for share in group.partitions.values():
                 share.limit(limits)
                 self._planned.pop((name, share.place), None)
+                self._looks.pop((name, share.place), None)
                 self._plan(name, share)
         self._forget_void(name)
 
@@ -128,9 +132,12 @@ class ShareGroups:
             return
         due_us, end_us = share.machine.next_wake_us(), share.machine.first_end_us()
         due = [due_us / 1e6] if due_us is not None else []
-        if end_us is not None and key not in self._planned:
-            step = share.limits.max_lease / EXPIRY_STEPS
-            due.append(max(end_us / 1e6, 0.0 if looked is None else looked + step))
+        if end_us is None:
+            self._looks.pop(key, None)
+        else:
+            if looked is not None:
+                self._looks[key] = looked + share.limits.max_lease / EXPIRY_STEPS
+            due.append(max(end_us / 1e6, self._looks.get(key, 0.0)))
         if due and min(due) < self._planned.get(key, float("inf")):
             self._planned[key] = min(due)
             heapq.heappush(self._due, (min(due), *key))

@@ -476,6 +476,22 @@ def test_a_lease_that_is_too_old_goes_to_who_waits_and_one_that_was_extended_sta
     assert "max_lease" in found[0].failures[-1].reason
 
 
+def test_a_record_that_waits_for_weeks_does_not_keep_old_leases_from_ending():
+    shell, place = Shell(), PLACES[0]
+    shell.decide(shell.machine.configure("red", SharePolicy(max_lease=60.0)))
+    first = acquired(shell, 1, 9).granted[0].granted
+    due_us = 30 * 86_400 * 1_000_000
+    shell.decide(shell.machine.delay(0.0, "red", place, first.lease, first.runs, due_us, "m"))
+    shell.decide(shell.machine.tick(61.0))
+    hung = shell.decide(
+        shell.machine.acquire(2000.0, "red", "m", 1, [KnownEnds(place, 0, 9)], TOPICS)
+    )
+    assert hung.granted
+    assert shell.machine.deadline() == 2060.0
+    shell.decide(shell.machine.tick(2060.0))
+    assert shell.machine.counts("red")["timed_out"] == 1
+
+
 def test_what_the_log_tells_of_a_lease_has_its_end_in_it():
     shell = Shell()
     shell.decide(shell.machine.configure("red", SharePolicy(max_lease=10.0)))
