@@ -261,6 +261,26 @@ def test_dead_rows_hold_nobody_up_and_are_sent_once_they_can_be(database, broker
     assert database.state_of() == [(2, 1)]
 
 
+def test_a_row_that_cannot_be_sent_takes_no_other_with_it(sqlite, broker, topic):
+    deep = "[" * 100_000
+    with closing(sqlite.connect()) as connection:
+        for headers, options in ((None, '{"partition": 7}'), (deep, None), (None, deep)):
+            connection.execute(
+                f"INSERT INTO {sqlite.name} (topic, headers, options) VALUES (?, ?, ?)",
+                (topic, headers, options),
+            )
+        connection.commit()
+    write(sqlite, topic, b"1")
+    with relaying(sqlite, broker) as relay:
+        wait_sent(relay, 1)
+    assert values_of(broker, topic) == [b"1"]
+    with closing(sqlite.connect()) as connection:
+        reasons = [row.reason for row in outbox.dead_rows(connection, table=sqlite.name)]
+    assert [reason.partition(":")[0] for reason in reasons] == [
+        "UnknownTopicError", "RecursionError", "RecursionError",
+    ]  # fmt: skip
+
+
 def test_rows_of_a_topic_that_is_deleted_die_and_others_go_on(sqlite, broker, topic):
     gone = f"gone-{sqlite.name}"
     broker.create_topic(gone)

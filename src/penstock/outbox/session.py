@@ -36,6 +36,8 @@ REASON_MAX: Final = 500
 """Characters of a reason in the database."""
 OF_TOPIC: Final = (er.AccessDeniedError, er.UnknownTopicError)
 """Errors that all rows of the same topic would meet."""
+OF_ROW: Final = (ValueError, TypeError, RecursionError)
+"""Errors of one row alone; RecursionError: its JSON is too deep."""
 PROGRESS_CONFIG: Final = TopicConfig(cleanup="compact", segment_bytes=4 << 20)
 """Small segments, since each start reads what is not compacted yet."""
 COUNTERS: Final = ("sent", "batches", "dead", "recovered", "refused_batches")
@@ -171,8 +173,10 @@ class RelaySession:
                     taken.append((row, delivery))
                     continue
                 except OF_TOPIC as error:
-                    reason = failed[row.topic] = _reason(error)
-                except (ValueError, TypeError, UnicodeError) as error:
+                    reason = _reason(error)
+                    if "partition" not in (row.options or ""):  # else others may be well
+                        failed[row.topic] = reason
+                except OF_ROW as error:
                     reason = _reason(error)
             dead.append(DeadLetterRow(row.id, reason))
         if taken:
