@@ -166,7 +166,7 @@ def list_rows(
     ] = 100,
 ) -> None:
     """Show rows that could not be sent, oldest first, with the reason."""
-    from penstock.outbox.dead_rows import dead_rows
+    from penstock.outbox.dead_row import dead_rows
 
     with database(dsn) as connection:
         found = dead_rows(connection, table=table, topic=topic, limit=limit)
@@ -193,7 +193,7 @@ def retry(
     everything: Everything = False,
 ) -> None:
     """Have dead rows sent again, behind what was sent of their keys meanwhile."""
-    from penstock.outbox.dead_rows import retry_rows
+    from penstock.outbox.dead_row import retry_rows
 
     _check_named(ids, topic, everything)
     with database(dsn, commits=True) as connection:
@@ -216,7 +216,7 @@ def purge(
     yes: Yes = False,
 ) -> None:
     """Remove dead rows, or rows that were sent and kept, for ever."""
-    from penstock.outbox.dead_rows import purge_rows
+    from penstock.outbox.dead_row import purge_rows
 
     _check_named(ids, topic, everything)
     if not yes:

@@ -19,8 +19,8 @@ from penstock.lazily import loaded
 _HOMES = {
     "forget": "schema",
     "migrate": "schema",
-    "once": "once",
-    "place_of": "once",
+    "once": "once_blocks",
+    "place_of": "once_blocks",
     "positions": "schema",
     "vacuum": "schema",
 }
@@ -28,7 +28,7 @@ _HOMES = {
 __all__ = ["forget", "migrate", "once", "place_of", "positions", "vacuum"]
 
 if TYPE_CHECKING:
-    from penstock.dedup.once import once, place_of
+    from penstock.dedup.once_blocks import once, place_of
     from penstock.dedup.schema import forget, migrate, positions, vacuum
 
 __getattr__, __dir__ = loaded(__name__, _HOMES)

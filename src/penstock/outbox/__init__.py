@@ -18,17 +18,17 @@ from typing import TYPE_CHECKING
 from penstock.lazily import loaded
 
 _HOMES = {
-    "DeadRow": "dead_rows",
+    "DeadRow": "dead_row",
     "Relay": "relay",
     "RelayConfig": "config",
     "collector": "metrics",
-    "dead_rows": "dead_rows",
-    "enqueue": "enqueue",
-    "enqueue_async": "enqueue",
-    "enqueue_many": "enqueue",
+    "dead_rows": "dead_row",
+    "enqueue": "enqueuing",
+    "enqueue_async": "enqueuing",
+    "enqueue_many": "enqueuing",
     "migrate": "schema",
-    "purge_rows": "dead_rows",
-    "retry_rows": "dead_rows",
+    "purge_rows": "dead_row",
+    "retry_rows": "dead_row",
     "table": "tables",
 }
 
@@ -49,8 +49,8 @@ __all__ = [
 
 if TYPE_CHECKING:
     from penstock.outbox.config import RelayConfig
-    from penstock.outbox.dead_rows import DeadRow, dead_rows, purge_rows, retry_rows
-    from penstock.outbox.enqueue import enqueue, enqueue_async, enqueue_many
+    from penstock.outbox.dead_row import DeadRow, dead_rows, purge_rows, retry_rows
+    from penstock.outbox.enqueuing import enqueue, enqueue_async, enqueue_many
     from penstock.outbox.metrics import collector
     from penstock.outbox.relay import Relay
     from penstock.outbox.schema import migrate
