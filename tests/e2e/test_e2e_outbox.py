@@ -364,6 +364,25 @@ def test_an_older_copy_of_the_database_is_told(sqlite, broker, topic, tmp_path, 
     assert "going on all the same" in caplog.text
 
 
+def test_a_database_that_is_one_batch_older_loses_no_row(sqlite, broker, topic, tmp_path):
+    """Other rows have the ids of sent ones."""
+    file = sqlite.dsn.removeprefix("sqlite:///")
+    with closing(sqlite.connect()) as connection:
+        connection.execute("PRAGMA journal_mode = DELETE")
+    shutil.copy(file, tmp_path / "copy")
+    with relaying(sqlite, broker) as relay:
+        write(sqlite, topic, b"1")
+        wait_sent(relay, 1)
+    shutil.copy(tmp_path / "copy", file)
+    write(sqlite, topic, b"2")
+    assert sqlite.rows(f"SELECT id FROM {sqlite.name}") == [(1,)]
+    with pytest.raises(er.ConfigError, match=r"settled batch 0, but topic .* says 1"):
+        Relay(config_of(sqlite), url=broker.url).run()
+    with relaying(sqlite, broker, accept_gap=True) as relay:
+        wait_sent(relay, 1)
+    assert values_of(broker, topic) == [b"1", b"2"]
+
+
 # --- schema, settings, commands -------------------------------------------------------------------
 def test_an_older_schema_is_migrated_with_its_rows(server, broker, topic):
     database = postgresql_of(server)

@@ -26,7 +26,7 @@ _KNOWN: Final = frozenset({"partition", "timestamp", "due", "expires", "priority
 
 
 class OutboxRow(NamedTuple):
-    """A row that waits, as the database has it."""
+    """A row that waits, as the database has it. `created`: when it was inserted, as a text."""
 
     id: int
     topic: str
@@ -34,6 +34,7 @@ class OutboxRow(NamedTuple):
     value: bytes | None
     headers: str | None
     options: str | None
+    created: str
 
 
 def parameters(

@@ -77,6 +77,8 @@ class RelaySession:
         if last.batch != place.batch + 1:
             return self._beyond_gap(last, place)
         ids = list(last.ids())
+        if last.digest != SentBatch.of(last.batch, self._store.created_of(ids)).digest:
+            return self._beyond_gap(last, place)  # other rows have these ids, or none
         if not self._store.settle(last.batch, ids, ()):
             raise _taken_over(self._config.table)
         self._counts["recovered"] += len(ids)
@@ -180,7 +182,7 @@ class RelaySession:
                     reason = _reason(error)
             dead.append(DeadLetterRow(row.id, reason))
         if taken:
-            progress = SentBatch.of(self._batch + 1, [row.id for row, _ in taken])
+            progress = SentBatch.of(self._batch + 1, [(row.id, row.created) for row, _ in taken])
             self._producer.send(
                 self._config.progress_topic, progress.encoded(),
                 key=self._outbox_id.encode(), partition=0,

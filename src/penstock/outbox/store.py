@@ -30,7 +30,7 @@ from penstock.outbox.schema import SCHEMA, RowState
 if TYPE_CHECKING:
     import psycopg
 
-_COLUMNS: Final = "id, topic, key, value, headers, options"
+_COLUMNS: Final = "id, topic, key, value, headers, options, created"
 BATCH_BYTES: Final = 16 << 20
 """Bytes of the values of one batch, but for its last row."""
 
@@ -54,7 +54,10 @@ class OutboxStore(ABC):
 
     now: str
     """The time, in SQL."""
-    columns = _COLUMNS
+    columns: str
+    """`_COLUMNS`, in SQL."""
+    created: str
+    """When a row was inserted, as a text that is the same in each session, in SQL."""
 
     def __init__(self, config: RelayConfig) -> None:
         self._table = config.table
@@ -83,6 +86,18 @@ class OutboxStore(ABC):
             f"WHERE before < {BATCH_BYTES} ORDER BY id"
         ).fetchall()
         return [OutboxRow(*row) for row in found]
+
+    def created_of(self, ids: Sequence[int]) -> list[tuple[int, str]]:
+        """Returns those of these rows that wait, and when each was inserted, by id."""
+        among, given = self._among(ids)
+        return [
+            (row_id, created)
+            for row_id, created in self.connection.execute(
+                f"SELECT id, {self.created} FROM {self._table} WHERE state = 0 AND {among} "
+                "ORDER BY id",
+                given,
+            ).fetchall()
+        ]
 
     def settle(self, batch: int, sent: Sequence[int], dead: Sequence[DeadLetterRow]) -> bool:
         """Settles the rows of this batch. False, with nothing changed: another relay has done
@@ -150,6 +165,8 @@ class PostgresqlStore(OutboxStore):
     """By psycopg. A second connection listens, so that no notice is missed between two looks."""
 
     now = "clock_timestamp()"
+    created = "CAST(extract(epoch FROM created_at) AS TEXT)"
+    columns = f"id, topic, key, value, headers, options, {created} AS created"
 
     def __init__(self, config: RelayConfig) -> None:
         super().__init__(config)
@@ -201,7 +218,11 @@ class SqliteStore(OutboxStore):
 
     now = "strftime('%Y-%m-%dT%H:%M:%fZ', 'now')"
     # Applications may have written text there, as SQLite allows.
-    columns = "id, topic, CAST(key AS BLOB) AS key, CAST(value AS BLOB) AS value, headers, options"
+    columns = (
+        "id, topic, CAST(key AS BLOB) AS key, CAST(value AS BLOB) AS value, headers, options, "
+        "created_at AS created"
+    )
+    created = "created_at"
 
     def __init__(self, config: RelayConfig) -> None:
         super().__init__(config)
