@@ -139,11 +139,9 @@ class ShareExchange:
                 self._answer = yield from asked.session.collecting(
                     asked.ticket, sh.RecordsAcquired, self._timeout
                 )
-            except (er.PenstockTimeout, er.NotConnectedError):
-                self._lose()  # asked again, another coordinator may answer
-                raise
             except er.PenstockError:
-                self.under_way = None
+                # Another coordinator may answer next time, or a part of it was decided before.
+                self._lose()
                 raise
             if self._answer is None:
                 self._lose()
