@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from datetime import timedelta
 from pathlib import Path
 from threading import Thread
@@ -86,6 +86,25 @@ def test_a_result_and_its_position_commit_together(database):
         with once(connection, "other", record(0), table=database.name) as is_new:
             assert is_new
     assert results(database) == [0, 1, 5]
+
+
+@pytest.mark.parametrize("is_core", [False, True])
+def test_an_error_that_stays_in_the_block_is_told_where_nothing_commits(server, is_core):
+    """PostgreSQL answers the commit by a rollback, and no error."""
+    database = store_in(postgresql_of(server))
+    engine = sa.create_engine(database.dsn.replace("postgresql://", "postgresql+psycopg://"))
+    wrong: Any = sa.text("SELECT 1 / 0") if is_core else "SELECT 1 / 0"
+    with closing(engine.connect() if is_core else database.connect()) as connection:
+        for batch in (record(0), [record(0)]):
+            with (
+                pytest.raises(er.TransactionError, match="savepoint"),
+                once(connection, "g", batch, table=database.name),
+                suppress(Exception),
+            ):
+                connection.execute(wrong)
+        with once(connection, "g", record(0), table=database.name) as is_new:
+            assert is_new
+    engine.dispose()
 
 
 def test_a_batch_commits_as_one(database):

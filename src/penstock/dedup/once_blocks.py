@@ -16,13 +16,16 @@ from typing import Any, Final, Protocol, overload
 
 from penstock.client.consumer.group.consumed import GroupBatch
 from penstock.client.validation import check_flag, check_text
-from penstock.core.errors import ConfigError
+from penstock.core.errors import ConfigError, TransactionError
 from penstock.database.statements import check_table, dialect_of, driver_of, execute
 from penstock.dedup.schema import NOW, TABLE
 
 GROUP_MAX: Final = 255
 ID_MAX: Final = 1024
 """Bytes of an id."""
+FAILED: Final = 3
+"""A transaction's state in psycopg and psycopg2: INERROR."""
+FAILED_PG8000: Final = b"E"
 
 
 class PlacedRecord(Protocol):
@@ -84,12 +87,26 @@ class StoreTransaction:
         driver.execute("BEGIN IMMEDIATE" if is_sqlite else "BEGIN")
 
     def end(self, kind: type[BaseException] | None) -> None:
+        """Raises `TransactionError` where nothing can commit, though nobody was told."""
         if not self._commits:
             return
-        if kind is None:
+        is_failed = kind is None and self._is_failed()
+        if kind is None and not is_failed:
             self._connection.commit()
-        else:
-            self._connection.rollback()
+            return
+        self._connection.rollback()
+        if is_failed:
+            raise TransactionError(
+                "a statement in this block failed, and its error did not leave the block: the "
+                "database has given the whole transaction up, and its commit would be a rollback. "
+                "Let the error leave the block, or run that statement in a savepoint"
+            )
+
+    def _is_failed(self) -> bool:
+        """Whether PostgreSQL waits for a rollback; it answers a commit by one, with no error."""
+        driver = driver_of(self._connection)
+        status = getattr(getattr(driver, "info", None), "transaction_status", None)
+        return status == FAILED or getattr(driver, "_transaction_status", None) == FAILED_PG8000
 
     def is_new_id(self, record: Any) -> bool:
         assert self._id_of is not None
@@ -253,7 +270,8 @@ def once(
         table: the store, as `penstock.dedup.migrate` made it.
         commit: False leaves commit and rollback to the caller.
 
-    Raises `ConfigError` for a connection in autocommit mode, and what the driver raises.
+    Raises `ConfigError` for a connection in autocommit mode, `TransactionError` where the end of
+    the block cannot commit, and what the driver raises.
     """
     transaction = StoreTransaction(connection, group, table, id_of, commit=commit)
     if isinstance(record, Iterable):
