@@ -134,3 +134,15 @@ def test_leased_records_are_taken_from_what_was_read_ahead_as_long_as_that_is_ke
     assert longs(ahead.told(NAME, 99).keys)[-8:] == [0] * 8
     ahead.forget(NAME)
     assert ahead.take(NAME, 5, 12, 9) is None
+
+
+def test_records_of_another_leader_epoch_are_read_again():
+    ahead = LookAhead(KEYED, 1 << 20)
+    ahead.led(NAME, 3)
+    ahead.expects(NAME, 0)
+    ahead.came(NAME, [records(0, b"a", b"b")], 2)
+    ahead.led(NAME, 3)
+    assert taken(ahead, 0, 2, 9) == ([[0, 1]], 2)
+    ahead.led(NAME, 4)
+    assert ahead.take(NAME, 0, 2, 9) is None
+    assert ahead.expects(NAME, 0) == 0

@@ -160,6 +160,7 @@ class LeaseReader:
         unread = {held.name for held in self._leases if held.unread}
         for name, part in [*self._reader.partitions.items()]:
             if name in self._frontiers and name not in unread:
+                self._ahead.led(name, part.page.leader_epoch)
                 self._read_on(part, self._ahead.expects(name, self._frontiers[name]))
 
     def _read_on(self, part: AssignedPartition, at: int) -> None:
@@ -300,6 +301,7 @@ class LeaseReader:
     def _step(self, part: AssignedPartition, held: OpenLease, wanted: int) -> int | None:
         """Reads on in a lease; how many bytes came, None where nothing is here yet."""
         span = held.unread[0]
+        self._ahead.led(held.name, part.page.leader_epoch)
         found = self._ahead.take(held.name, span.first, span.end, wanted)
         if found is not None:
             return self._took(held, span, *found)

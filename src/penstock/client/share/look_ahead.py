@@ -86,6 +86,7 @@ class LookAhead:
         self._header = name.encode()
         self._bytes_max = bytes_max
         self._parts: dict[TopicPartition, PartAhead] = {}
+        self._epochs: dict[TopicPartition, int] = {}
         self._kept: deque[ReadPiece] = deque()
         self._bytes = 0
         columns = self._has_keys + bool(self._header or self._by_key)
@@ -93,6 +94,13 @@ class LookAhead:
         """Records that one request tells of."""
 
     # --- reading ---
+    def led(self, name: TopicPartition, epoch: int) -> None:
+        """Its leader has this epoch. Another one may have other records there: what was read of the
+        one before is read again."""
+        if self._epochs.get(name, epoch) != epoch:
+            self.forget(name)
+        self._epochs[name] = epoch
+
     def expects(self, name: TopicPartition, frontier: int) -> int:
         """Nobody has had the records of it from there on. Returns where it is to be read on."""
         there = self._parts.get(name)
