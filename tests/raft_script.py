@@ -17,8 +17,9 @@ Owns the commands (see `Script`) and how messages read; the nodes are those of `
 
 from __future__ import annotations
 
+import os
 import shlex
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Final
 
@@ -330,3 +331,13 @@ def told(message: RaftMessage) -> str:
 def scripts(folder: Path) -> dict[str, Path]:
     """By name."""
     return {path.stem: path for path in sorted(folder.glob("*.txt"))}
+
+
+def check(run: Callable[[str], str], script: Path) -> None:
+    """It leads to what it says. With PENSTOCK_REWRITE set, it says then what it leads to."""
+    text = script.read_text()
+    found = run(text)
+    if os.environ.get("PENSTOCK_REWRITE"):
+        script.write_text(found)
+    else:
+        assert found.splitlines() == text.splitlines()

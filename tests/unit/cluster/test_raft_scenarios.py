@@ -7,7 +7,6 @@ Algorithm.
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
@@ -24,12 +23,7 @@ def test_all_scripts_are_there():
 
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_scenario(name):
-    text = SCRIPTS[name].read_text()
-    found = raft_script.run(text)
-    if os.environ.get("PENSTOCK_REWRITE"):
-        SCRIPTS[name].write_text(found)
-    else:
-        assert found.splitlines() == text.splitlines()
+    raft_script.check(raft_script.run, SCRIPTS[name])
 
 
 @pytest.mark.parametrize(
