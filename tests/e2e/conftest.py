@@ -9,11 +9,17 @@ processes among it, finds the way in the environment.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from penstock import pytest_plugin
 from penstock.testing import Broker
+
+if TYPE_CHECKING:  # few modules need a database
+    from database_fixture import Database
+    from postgresql_server import PostgresqlServer
 
 WAYS = {"shm": ["shm"], "tcp": ["tcp"], "both": ["shm", "tcp"], "default": ["shm"]}
 
@@ -52,3 +58,22 @@ def penstock_broker_module(transport: str, request: pytest.FixtureRequest) -> It
 @pytest.fixture(scope="module")
 def node(penstock_broker_module: Broker) -> Broker:
     return penstock_broker_module
+
+
+@pytest.fixture(scope="module")
+def postgresql() -> Iterator[PostgresqlServer]:
+    from postgresql_server import started_or_skipped
+
+    server = started_or_skipped()
+    yield server
+    server.close()
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def any_database(request: pytest.FixtureRequest, tmp_path: Path) -> Database:
+    """Each kind, without tables."""
+    from database_fixture import postgresql_of, sqlite_at
+
+    if request.param == "sqlite":
+        return sqlite_at(tmp_path)
+    return postgresql_of(request.getfixturevalue("postgresql"))

@@ -431,7 +431,7 @@ def test_workers_do_each_job_once_when_any_broker_dies(
             what=lambda: f"{[len(one.done) for one in workers]} of {count}",
         )
         with client.producer() as producer, client.admin() as admin:
-            for at, value in enumerate(numbers(count)):  # their ids are known, whoever led
+            for at, value in enumerate(numbers(count)):  # their ids are known still
                 key = b"%d" % (at % KEYS)
                 producer.send(topic, b"again", key=key, partition=at % 3, dedup_id=value)
             producer.flush(WITHIN)

@@ -1,6 +1,6 @@
 """Figures of outbox and dedup store: `make test ARGS="-m bench -n0 -k database_figures"`.
 
-Run it where nothing else runs. Each figure stands beside one of the same machine and moment.
+Run it where nothing else runs. Each figure has one of the same machine and moment beside it.
 """
 
 from __future__ import annotations

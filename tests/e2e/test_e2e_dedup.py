@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-from collections.abc import Iterator
 from contextlib import closing, suppress
 from datetime import timedelta
 from pathlib import Path
@@ -15,7 +14,6 @@ import pytest
 import sqlalchemy as sa
 from cli_runner import call_cli
 from database_fixture import Database, postgresql_of, sqlite_at
-from postgresql_server import PostgresqlServer, started_or_skipped
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.orm import Session
 
@@ -25,19 +23,9 @@ from penstock.dedup import once, place_of
 from penstock.testing import Broker, produce, wait_until
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[PostgresqlServer]:
-    server = started_or_skipped()
-    yield server
-    server.close()
-
-
-@pytest.fixture(params=["sqlite", "postgresql"])
-def database(request: pytest.FixtureRequest, tmp_path: Path) -> Database:
-    if request.param == "sqlite":
-        return store_in(sqlite_at(tmp_path))
-    server: PostgresqlServer = request.getfixturevalue("server")
-    return store_in(postgresql_of(server))
+@pytest.fixture
+def database(any_database: Database) -> Database:
+    return store_in(any_database)
 
 
 @pytest.fixture
@@ -89,9 +77,9 @@ def test_a_result_and_its_position_commit_together(database):
 
 
 @pytest.mark.parametrize("is_core", [False, True])
-def test_an_error_that_stays_in_the_block_is_told_where_nothing_commits(server, is_core):
+def test_an_error_that_stays_in_the_block_is_told_where_nothing_commits(postgresql, is_core):
     """PostgreSQL answers the commit by a rollback, and no error."""
-    database = store_in(postgresql_of(server))
+    database = store_in(postgresql_of(postgresql))
     engine = sa.create_engine(database.dsn.replace("postgresql://", "postgresql+psycopg://"))
     wrong: Any = sa.text("SELECT 1 / 0") if is_core else "SELECT 1 / 0"
     with closing(engine.connect() if is_core else database.connect()) as connection:

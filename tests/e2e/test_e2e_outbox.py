@@ -24,7 +24,6 @@ from database_fixture import (
     wait_sent,
     write,
 )
-from postgresql_server import PostgresqlServer, started_or_skipped
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.orm import Session
 
@@ -42,19 +41,9 @@ def broker() -> Iterator[Broker]:
         yield broker
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[PostgresqlServer]:
-    server = started_or_skipped()
-    yield server
-    server.close()
-
-
-@pytest.fixture(params=["sqlite", "postgresql"])
-def database(request: pytest.FixtureRequest, tmp_path: Path) -> Database:
-    if request.param == "sqlite":
-        return outbox_in(sqlite_at(tmp_path))
-    server: PostgresqlServer = request.getfixturevalue("server")
-    return outbox_in(postgresql_of(server))
+@pytest.fixture
+def database(any_database: Database) -> Database:
+    return outbox_in(any_database)
 
 
 @pytest.fixture
@@ -188,9 +177,9 @@ def test_wrong_arguments_are_told(sqlite):
 
 
 # --- order and latency ----------------------------------------------------------------------------
-def test_a_lower_id_that_commits_later_is_sent(server, broker, topic):
+def test_a_lower_id_that_commits_later_is_sent(postgresql, broker, topic):
     """Ids are given before a commit. A relay that remembered the highest one would lose this."""
-    database = outbox_in(postgresql_of(server))
+    database = outbox_in(postgresql_of(postgresql))
     with relaying(database, broker), closing(database.connect()) as late:
         outbox.enqueue(late, topic, b"late", table=database.name)
         write(database, topic, b"early")
@@ -200,9 +189,9 @@ def test_a_lower_id_that_commits_later_is_sent(server, broker, topic):
     assert [record.value for record in found] == [b"early", b"late"]
 
 
-def test_a_row_that_another_transaction_locks_is_not_passed_over(server, broker, topic):
+def test_a_row_that_another_transaction_locks_is_not_passed_over(postgresql, broker, topic):
     """`SKIP LOCKED` would send later rows of its key first."""
-    database = outbox_in(postgresql_of(server))
+    database = outbox_in(postgresql_of(postgresql))
     write(database, topic, b"1", b"2", key=b"ann")
     with closing(database.connect()) as other:
         other.execute(f"SELECT FROM {database.name} ORDER BY id LIMIT 1 FOR UPDATE")
@@ -297,15 +286,15 @@ def test_rows_of_a_topic_that_is_deleted_die_and_others_go_on(sqlite, broker, to
 
 
 # --- crashes --------------------------------------------------------------------------------------
-def test_what_was_sent_and_not_settled_is_not_sent_again(server, broker, topic):
+def test_what_was_sent_and_not_settled_is_not_sent_again(postgresql, broker, topic):
     """The relay's database goes away between its two commits."""
-    database = outbox_in(postgresql_of(server))
+    database = outbox_in(postgresql_of(postgresql))
     with relaying(database, broker) as relay, closing(database.connect()) as other:
         wait_until(lambda: relay.is_active)
         other.execute(f"SELECT FROM {database.name}_relay FOR UPDATE")
         write(database, topic, b"1", b"2")
         assert len(committed(broker, topic, 2)) == 2
-        with closing(server.connect()) as root:
+        with closing(postgresql.connect()) as root:
             blocked = "SELECT pid FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
             [[pid]] = wait_until(lambda: root.execute(blocked).fetchall())
             root.execute("SELECT pg_terminate_backend(%s)", (pid,))
@@ -384,8 +373,8 @@ def test_a_database_that_is_one_batch_older_loses_no_row(sqlite, broker, topic, 
 
 
 # --- schema, settings, commands -------------------------------------------------------------------
-def test_an_older_schema_is_migrated_with_its_rows(server, broker, topic):
-    database = postgresql_of(server)
+def test_an_older_schema_is_migrated_with_its_rows(postgresql, broker, topic):
+    database = postgresql_of(postgresql)
     steps = outbox.schema.SCHEMA.statements("postgresql", database.name)
     old = steps[: len(outbox.schema.SCHEMA.steps["postgresql"][0])]
     with closing(database.connect()) as connection:
