@@ -18,6 +18,7 @@ class SlowCursor:
 
     def __init__(self) -> None:
         self.offset = 0
+        self.page = SimpleNamespace(leader_epoch=0)
         self._was_asked = False
 
     def jump(self, offset: int) -> None:
