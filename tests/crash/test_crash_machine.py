@@ -17,10 +17,18 @@ ROUNDS_EACH = ROUNDS_MAX if ROUNDS else 30
 """Of an episode, at most."""
 MACHINE_EPISODES = 30
 """Episodes on one data folder."""
+PATIENCE = 60.0
+"""Seconds beyond `SECONDS` that a busy machine has for a first answer between two faults."""
+
+
+def shows_something(figures: Figures) -> bool:
+    """Something was acknowledged between two faults, and each round brought a record on average."""
+    seen = min(figures.records, figures.acknowledged, figures.consumed)
+    return figures.moving > 0 and seen >= figures.rounds
 
 
 @pytest.mark.crash
-@pytest.mark.timeout(0 if ROUNDS else SECONDS + 120)
+@pytest.mark.timeout(0 if ROUNDS else SECONDS + PATIENCE + 120)
 def test_crash_nothing_accepted_is_lost_or_doubled_and_nobody_hangs(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -32,7 +40,9 @@ def test_crash_nothing_accepted_is_lost_or_doubled_and_nobody_hangs(
 
     def is_over() -> bool:
         figures.seconds = time.monotonic() - begun
-        return figures.rounds >= ROUNDS if ROUNDS else figures.seconds >= SECONDS
+        if ROUNDS:
+            return figures.rounds >= ROUNDS
+        return figures.seconds >= (SECONDS if shows_something(figures) else SECONDS + PATIENCE)
 
     while not is_over():
         machine = Machine(seed, figures, ROUNDS_EACH)
@@ -51,5 +61,4 @@ def test_crash_nothing_accepted_is_lost_or_doubled_and_nobody_hangs(
         tell(f"crash machine: {figures}")
     assert figures.rounds > 0
     assert sum(figures.faults.values()) == figures.rounds
-    assert figures.moving > 0
-    assert min(figures.records, figures.acknowledged, figures.consumed) >= figures.rounds, figures
+    assert shows_something(figures), figures
