@@ -372,6 +372,21 @@ def test_a_database_that_is_one_batch_older_loses_no_row(sqlite, broker, topic, 
     assert values_of(broker, topic) == [b"1", b"2"]
 
 
+def test_a_database_that_is_batches_older_sends_no_row_again(sqlite, broker, topic, tmp_path):
+    """The rows of the last batch are there, as they were sent, and those before them too."""
+    file = sqlite.dsn.removeprefix("sqlite:///")
+    with closing(sqlite.connect()) as connection:
+        connection.execute("PRAGMA journal_mode = DELETE")
+    write(sqlite, topic, b"1", b"2", b"3")
+    shutil.copy(file, tmp_path / "copy")
+    with relaying(sqlite, broker, batch_rows=1) as relay:
+        wait_sent(relay, 3)
+    shutil.copy(tmp_path / "copy", file)
+    with pytest.raises(er.ConfigError, match=r"settled batch 0, but topic .* says 3"):
+        Relay(config_of(sqlite), url=broker.url).run()
+    assert values_of(broker, topic) == [b"1", b"2", b"3"]
+
+
 # --- schema, settings, commands -------------------------------------------------------------------
 def test_an_older_schema_is_migrated_with_its_rows(postgresql, broker, topic):
     database = postgresql_of(postgresql)

@@ -69,6 +69,7 @@ def run(
     began = time.monotonic()
     report = Report()
     with tempfile.TemporaryDirectory(prefix="pm-") as folder:
+        Path(folder).chmod(0o711)  # the tests' PostgreSQL is another user than root
         copies = [Scratch(Path(folder, str(number))) for number in range(jobs)]
         if with_baseline:
             report.unfair = _baseline(copies, tests_of(mutants), tell)
