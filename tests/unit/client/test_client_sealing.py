@@ -117,7 +117,7 @@ def test_every_record_is_found_where_its_delivery_looks(given_, chance):
     late = set(chance.sample(ordinals, len(ordinals) // 8)) if chance.random() < 0.3 else set()
     arrived = [ordinal for ordinal in ordinals if ordinal not in late]
     for ordinal in arrived:
-        box.extend((ordinal, *records[ordinal])[:width])
+        box.items.extend((ordinal, *records[ordinal])[:width])
     box.sealed = True
     rows = close_lid(box)
     assert box.count == len(arrived) == len(rows.values)
@@ -181,13 +181,13 @@ def test_columns_that_no_record_uses_are_left_out():
     for width in (NARROW, WIDE):
         box = new_box(width)
         for ordinal in range(5):
-            box.extend((ordinal, b"v", *[None] * 5)[:width])
+            box.items.extend((ordinal, b"v", *[None] * 5)[:width])
         box.sealed = True
         assert close_lid(box) == rows_of([b"v"] * 5)
     box = new_box(WIDE)
     for ordinal in range(3):
         key, stamp = [None, b"k"][ordinal == 1], [None, 7][ordinal == 2]
-        box.extend((ordinal, b"v", key, None, stamp, None, None))
+        box.items.extend((ordinal, b"v", key, None, stamp, None, None))
     box.sealed = True
     assert close_lid(box) == rows_of(
         [b"v"] * 3, keys=[None, b"k", None], timestamps=[OPENED, OPENED, 7]
@@ -198,7 +198,7 @@ def test_a_box_beyond_the_prepared_ordinals_is_in_order_too():
     count = (1 << 16) + 10
     box = new_box()
     for ordinal in range(count):
-        box.extend((ordinal, b"", None))
+        box.items.extend((ordinal, b"", None))
     box.sealed = True
     assert len(close_lid(box).values) == count
     assert box.order is None
@@ -311,8 +311,8 @@ def test_invariant_4_threads_that_send_while_a_lid_closes_lose_and_reorder_nothi
             value = b"%d/%d" % (sender, len(sent))
             while True:
                 box = boxes[-1]
-                ordinal = box.next_ordinal()
-                box.extend((ordinal, value, b"%d" % sender))
+                ordinal = next(box.ordinals)
+                box.items.extend((ordinal, value, b"%d" % sender))
                 if not box.sealed:
                     break
                 with lock:

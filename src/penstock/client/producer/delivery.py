@@ -83,13 +83,12 @@ class Box:
         "count",
         "deadline",
         "error",
-        "extend",
         "items",
         "linger_until",
         "looked_at",
-        "next_ordinal",
         "opened",
         "order",
+        "ordinals",
         "owner",
         "placement",
         "room",
@@ -112,8 +111,7 @@ class Box:
         self.linger_until = linger_until
         self.deadline = deadline
         self.items: list[Any] = []
-        self.extend: Callable[[tuple[Any, ...]], None] = self.items.extend
-        self.next_ordinal = count().__next__
+        self.ordinals = count()
         self.sealed = False
         self.count = 0
         self.looked_at = 0
@@ -139,11 +137,11 @@ class Box:
             self.slow_room -= size
         else:
             self.room -= size
-        ordinal = self.next_ordinal()
+        ordinal = next(self.ordinals)
         if self.width == WIDE:
-            self.extend((ordinal, value, key, *fields))
+            self.items.extend((ordinal, value, key, *fields))
         else:
-            self.extend((ordinal, value, key))
+            self.items.extend((ordinal, value, key))
         return ordinal
 
     def fail(self, error: Exception) -> Box:
@@ -182,10 +180,12 @@ class Box:
         return self.error is not None or all(batch.done for batch in self.batches)
 
 
-class Delivery(msgspec.Struct, eq=False):
+class Delivery(msgspec.Struct, eq=False, gc=False):
     """The future of one record. Thread-safe; does not have to be kept or looked at.
 
     A msgspec struct, because `send` makes one of each record: 59 ns, and 88 without `__init__`.
+    Without the garbage collector it takes 30 less. It may be in one cycle, of its box's callbacks,
+    and that ends with the outcome.
     """
 
     _box: Box

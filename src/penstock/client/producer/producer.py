@@ -111,8 +111,8 @@ class Producer(Elsewhere, Shown, ABC):
                 if key is not None:
                     room = room - len(key) if key.__class__ is bytes else -1
                 if room >= 0:
-                    ordinal = box.next_ordinal()
-                    box.extend((ordinal, value, key))
+                    ordinal = next(box.ordinals)
+                    box.items.extend((ordinal, value, key))
                     box.room = room
                     if not box.sealed or self._pipeline.got_in(box, ordinal):
                         return Delivery(box, ordinal)
