@@ -22,7 +22,7 @@ FLOORS = (
     ("server", "database"),
     ("outbox", "dedup"),
     ("logcheck",),
-    ("testing", "spark", "cli", "demo", "bench"),
+    ("testing", "spark", "cli", "console", "demo", "bench"),
 )
 """From the ground up. Rooms of one floor may import each other but for `ipc` and `cluster`."""
 DOORS = (

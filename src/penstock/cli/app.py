@@ -24,6 +24,7 @@ COMMANDS: Final = {
     "run": "running",
     "work": "working",
     "top": "top",
+    "console": "console",
     "doctor": "doctor",
     "completion": "completion",
 }

@@ -30,6 +30,7 @@ from penstock.client.admin.node import ClientInfo, NodeAdmin, SettingInfo, Setti
 from penstock.client.admin.peek import PEEK_LIMIT, JobPeek, JobState, PeekedJob
 from penstock.client.admin.share_groups import ShareGroupAdmin, ShareGroupDescription
 from penstock.client.admin.topic_config import SETTABLE, TopicConfig, altered, config_of
+from penstock.client.admin.topic_listing import TopicListing, TopicPage
 from penstock.client.admin.trim import PartitionTrim, TrimResult, chosen
 from penstock.client.closing import Closing
 from penstock.client.consumer.offsets import Offset
@@ -553,3 +554,9 @@ def found(admin: Admin, topic: str) -> ms.TopicInfo:
     """The topic as the node knows it, without a look at its partitions: their brokers may be away.
     Raises `UnknownTopicError`."""
     return admin._find(topic)
+
+
+def topic_page(admin: Admin, after: str = "") -> TopicPage:
+    """Topics whose names sort behind `after`, as a list shows them."""
+    admin._check_attached()
+    return TopicListing(admin._ask, admin._session, admin._timeout).page(after)

@@ -1,0 +1,111 @@
+"""The connections of a console to its node: a few, each for one thread at a time.
+
+A page's work waits for the node, so it runs in a thread of a bounded pool. Owns the clients; where
+one lost its node it is closed, and the next work connects again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final, TypeVar
+
+from penstock.client.admin.admin import Admin
+from penstock.client.client import Client, connect
+from penstock.core import errors as er
+
+SEATS: Final = 4
+"""Works at one time, and connections to the node."""
+WAITING_MAX: Final = 64
+"""Works that wait for a seat; more are refused."""
+CONNECT_SECONDS: Final = 2.0
+ANSWER_SECONDS: Final = 10.0
+CLIENT_ID: Final = "penstock-console"
+
+T = TypeVar("T")
+
+
+class BusyError(er.PenstockError):
+    """More pages are asked for at once than the console works on."""
+
+
+class ConsoleSeat:
+    """A client of the node, made when it is first used."""
+
+    def __init__(self, url: str, keys: str | None) -> None:
+        self.url = url
+        self._keys = keys
+        self._client: Client | None = None
+        self._admin: Admin | None = None
+
+    @property
+    def client(self) -> Client:
+        if self._client is None:
+            self._client = connect(
+                self.url, client_id=CLIENT_ID, timeout=CONNECT_SECONDS, keys=self._keys
+            )
+        return self._client
+
+    @property
+    def admin(self) -> Admin:
+        if self._admin is None:
+            self._admin = self.client.admin(timeout=ANSWER_SECONDS)
+        return self._admin
+
+    def close(self) -> None:
+        client, self._client, self._admin = self._client, None, None
+        if client is not None:
+            try:
+                client.close()
+            except (er.PenstockError, OSError):
+                return  # the node is away, and what was open with it
+
+
+class NodeLink:
+    """The pool. `run` is for the event loop, `close` for any thread."""
+
+    def __init__(self, url: str, keys: str | None = None) -> None:
+        self.url = url
+        self.keys = keys
+        self._seats: queue.LifoQueue[ConsoleSeat] = queue.LifoQueue()
+        for _ in range(SEATS):
+            self._seats.put(ConsoleSeat(url, keys))
+        self._pool = ThreadPoolExecutor(SEATS, thread_name_prefix="console")
+        self._lock = threading.Lock()
+        self._pending = 0
+
+    async def run(self, work: Callable[[ConsoleSeat], T]) -> T:
+        """Does this with a connection. Raises what it raises, and `BusyError`."""
+        with self._lock:
+            if self._pending >= SEATS + WAITING_MAX:
+                raise BusyError(
+                    f"{self._pending} pages are asked for at once, which is the most "
+                    "(WAITING_MAX): try again"
+                )
+            self._pending += 1
+        begun = self._pool.submit(self._do, work)
+        begun.add_done_callback(self._ended)
+        return await asyncio.wrap_future(begun)
+
+    def _ended(self, _done: object) -> None:
+        with self._lock:
+            self._pending -= 1
+
+    def _do(self, work: Callable[[ConsoleSeat], T]) -> T:
+        seat = self._seats.get()
+        try:
+            return work(seat)
+        except (er.NotConnectedError, er.ClosedError, er.PenstockTimeout):
+            seat.close()
+            raise
+        finally:
+            self._seats.put(seat)
+
+    def close(self) -> None:
+        """Ends the connections once their works are done."""
+        self._pool.shutdown(wait=True, cancel_futures=True)
+        for _ in range(SEATS):
+            self._seats.get_nowait().close()
