@@ -25,7 +25,7 @@ class Visitor:
         self.last = ""
         """The page that came last, as it was sent."""
 
-    def get(self, path: str, status: int = 200, **query: Any) -> str:
+    def get(self, path: str, status: int = 200, /, **query: Any) -> str:
         target = f"{path}?{urlencode(query)}" if query else path
         answer = self.client.get(target)
         self.last = answer.text
@@ -37,19 +37,19 @@ class Visitor:
         assert found is not None
         return found[1]
 
-    def post(self, path: str, status: int = 200, **form: Any) -> str:
+    def post(self, path: str, status: int = 200, /, **form: Any) -> str:
         answer = self.client.post(path, data={"csrf": self.token(), **form})
         self.last = answer.text
         assert answer.status_code == status, f"{answer.status_code}\n{seen(answer.text)}"
         return seen(answer.text)
 
-    def plan(self, path: str, **form: Any) -> str:
+    def plan(self, path: str, /, **form: Any) -> str:
         """Asks what an action would do."""
         return self.post(path, **form)
 
-    def do(self, path: str, status: int = 200, **form: Any) -> str:
+    def do(self, path: str, status: int = 200, /, **form: Any) -> str:
         """Does it; the page that follows."""
-        return self.post(path, status, step="do", **form)
+        return self.post(path, status, **{"step": "do", **form})
 
 
 def seen(page: str) -> str:

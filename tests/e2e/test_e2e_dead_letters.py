@@ -338,6 +338,7 @@ def test_a_condition_without_duckdb_says_what_to_install(
 ) -> None:
     monkeypatch.setitem(sys.modules, "duckdb", None)
     monkeypatch.delitem(sys.modules, "penstock.client.deadletters.where", raising=False)
+    monkeypatch.delitem(sys.modules, "penstock.client.sql_condition", raising=False)
     with pytest.raises(ImportError, match=r"where= needs DuckDB.*penstock\[sql\]"):
         client.dead_letters(topic).replay(where="true")
 

@@ -20,7 +20,7 @@ from penstock.console.guard import ConsoleDoor, ConsoleGuard, PeerCheck, Session
 from penstock.console.link import NodeLink
 from penstock.console.live import LiveEvents
 from penstock.console.sampler import Sampler
-from penstock.console.web import overview
+from penstock.console.web import overview, records, topics
 from penstock.console.web.shell import Action, ConsoleShell, Show
 
 STATIC: Final = Path(__file__).parent / "static"
@@ -37,8 +37,10 @@ PAGES: Final[tuple[tuple[str, Show], ...]] = (
     ("/", overview.overview),
     ("/history", overview.history),
     ("/lag", overview.lag_history),
+    *topics.PAGES,
+    *records.PAGES,
 )
-ACTIONS: Final[tuple[Action, ...]] = ()
+ACTIONS: Final[tuple[Action, ...]] = (*topics.ACTIONS, *records.ACTIONS)
 
 
 def make_app(

@@ -1,0 +1,181 @@
+"""The pages of topics, and their actions."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from penstock.cli import values
+from penstock.cli.topics import read_settings
+from penstock.client.admin.admin import topic_page
+from penstock.client.admin.topic_config import TopicConfig
+from penstock.console.pages.links import page_link
+from penstock.console.pages.plans import ActionDone, ActionPlan
+from penstock.console.pages.topics import (
+    TOPICS_SHOWN,
+    TopicList,
+    alter_plan,
+    create_plan,
+    delete_plan,
+    readers,
+    topic_model,
+    trim_plan,
+)
+from penstock.console.web.shell import Action, Form, integer, wanted
+from penstock.core import errors as er
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+    from starlette.responses import Response
+
+    from penstock.client.admin.admin import Admin, GroupDescription
+    from penstock.console.link import ConsoleSeat
+    from penstock.console.web.shell import ConsoleShell
+
+LOOKS_MAX: Final = 40
+"""Requests for one page of a search, of 80 topics each; the next page goes on."""
+GROUPS_MAX: Final = 50
+"""Groups that are asked whether they read a topic."""
+SETTINGS: Final = (
+    "retention", "retention_bytes", "cleanup", "durability", "replication_factor",
+    "min_insync_replicas",
+)  # fmt: skip
+
+
+# --- pages ----------------------------------------------------------------------------------------
+async def topics(shell: ConsoleShell, request: Request) -> Response:
+    query = request.query_params
+    search, after = query.get("q", "").strip(), query.get("after", "")
+    found = await shell.ask(lambda seat: listed(seat.admin, search, after))
+    return shell.page(request, "topics.html", found=found, rates=shell.sampler.rates)
+
+
+def listed(admin: Admin, search: str, after: str) -> TopicList:
+    """Topics whose names contain `search`, behind `after`."""
+    found: list[Any] = []
+    for _ in range(LOOKS_MAX):
+        page = topic_page(admin, after)
+        for each in page.topics:
+            after = each.name
+            if search.lower() in each.name.lower():
+                found.append(each)
+                if len(found) == TOPICS_SHOWN:
+                    is_last = not page.more and each is page.topics[-1]
+                    return TopicList(tuple(found), search, None if is_last else after)
+        if not (page.more and page.topics):
+            return TopicList(tuple(found), search, None)
+    return TopicList(tuple(found), search, after)
+
+
+async def topic(shell: ConsoleShell, request: Request) -> Response:
+    query = request.query_params
+    name, first = wanted(query, "name"), integer(query.get("from"), "from") or 0
+
+    def look(seat: ConsoleSeat) -> Any:
+        described = seat.admin.describe_topic(name)
+        groups, left = reading(seat.admin)
+        return topic_model(described, groups, first, left)
+
+    model = await shell.ask(look)
+    rate = shell.sampler.rates.get(name)
+    return shell.page(request, "topic.html", topic=model, rate=rate)
+
+
+def reading(admin: Admin) -> tuple[list[GroupDescription], int]:
+    """The first groups, and how many there are besides; none where they may not be seen."""
+    try:
+        names = [each.group for each in admin.list_groups()]
+        return [admin.describe_group(name) for name in names[:GROUPS_MAX]], max(
+            0, len(names) - GROUPS_MAX
+        )
+    except er.AccessDeniedError:
+        return [], 0
+
+
+# --- actions --------------------------------------------------------------------------------------
+def _settings(form: Form) -> dict[str, Any]:
+    given = [f"{key}={form[key].strip()}" for key in SETTINGS if form.get(key, "").strip()]
+    more = [line.strip() for line in form.get("settings", "").splitlines() if line.strip()]
+    return read_settings([*given, *more])
+
+
+def _create(form: Form) -> tuple[str, int, dict[str, Any]]:
+    partitions = integer(form.get("partitions"), "partitions", 1, 1 << 20) or 1
+    return wanted(form, "name"), partitions, _settings(form)
+
+
+def plan_create(seat: ConsoleSeat, form: Form) -> ActionPlan:
+    name, partitions, settings = _create(form)
+    TopicConfig(partitions=partitions, **settings).settings()
+    return create_plan(seat.url, name, partitions, settings)
+
+
+def do_create(seat: ConsoleSeat, form: Form) -> ActionDone:
+    name, partitions, settings = _create(form)
+    seat.admin.create_topic(name, TopicConfig(partitions=partitions, **settings))
+    return ActionDone(f"Topic {name} is created.", page_link("topic", name=name))
+
+
+def _changes(form: Form) -> tuple[str, dict[str, Any]]:
+    changes = _settings(form)
+    grows = integer(form.get("partitions"), "partitions", 1, 1 << 20)
+    if grows is not None:
+        changes["partitions"] = grows
+    if not changes:
+        raise er.ConfigError("no change is given: write KEY=VALUE, one a line")
+    return wanted(form, "name"), changes
+
+
+def plan_alter(seat: ConsoleSeat, form: Form) -> ActionPlan:
+    name, changes = _changes(form)
+    return alter_plan(seat.url, seat.admin.describe_topic(name), changes)
+
+
+def do_alter(seat: ConsoleSeat, form: Form) -> ActionDone:
+    name, changes = _changes(form)
+    seat.admin.alter_topic(name, **changes)
+    return ActionDone(f"Changed {', '.join(changes)}.", page_link("topic", name=name))
+
+
+def plan_delete(seat: ConsoleSeat, form: Form) -> ActionPlan:
+    described = seat.admin.describe_topic(wanted(form, "name"))
+    groups, _ = reading(seat.admin)
+    return delete_plan(seat.url, described, readers(described, groups))
+
+
+def do_delete(seat: ConsoleSeat, form: Form) -> ActionDone:
+    name = wanted(form, "name")
+    seat.admin.delete_topic(name)
+    return ActionDone(f"Topic {name} is deleted.", "/topics")
+
+
+def plan_trim(seat: ConsoleSeat, form: Form) -> ActionPlan:
+    name, before, partition = _trim(form)
+    told = seat.admin.trim(name, partition, before=values.place(before), dry_run=True)
+    words = ("topic", "trim", name, "--before", before, *_partition_words(partition))
+    back = page_link("topic", name=name)
+    return trim_plan(seat.url, name, before, partition, told, back, f"Trim topic {name}", words)
+
+
+def do_trim(seat: ConsoleSeat, form: Form) -> ActionDone:
+    name, before, partition = _trim(form)
+    told = seat.admin.trim(name, partition, before=values.place(before))
+    gone = sum(one.records for one in told)
+    return ActionDone(f"{gone:,} records are removed.", page_link("topic", name=name))
+
+
+def _trim(form: Form) -> tuple[str, str, int | None]:
+    partition = integer(form.get("partition"), "partition")
+    return wanted(form, "name"), wanted(form, "before"), partition
+
+
+def _partition_words(partition: int | None) -> tuple[object, ...]:
+    return () if partition is None else ("-p", partition)
+
+
+PAGES: Final = (("/topics", topics), ("/topic", topic))
+ACTIONS: Final = (
+    Action("/topic/create", plan_create, do_create),
+    Action("/topic/alter", plan_alter, do_alter),
+    Action("/topic/delete", plan_delete, do_delete),
+    Action("/topic/trim", plan_trim, do_trim),
+)
