@@ -298,7 +298,7 @@ def judge_transaction(each: TransactionDescription, waiting: list[str]) -> Compl
 def _groups(admin: Admin, node: NodeDescription | None) -> Complaints:
     """Judges the groups. `node`: its description where it is on this host."""
     listed = admin.list_groups()
-    stopped = _stopped_readers(node) if node is not None and listed else {}
+    stopped = stopped_readers(node) if node is not None and listed else {}
     for each in listed[:GROUPS_MAX]:
         yield from judge_group(admin.describe_group(each.group), stopped)
     if len(listed) > GROUPS_MAX:
@@ -308,7 +308,7 @@ def _groups(admin: Admin, node: NodeDescription | None) -> Complaints:
         )  # fmt: skip
 
 
-def _stopped_readers(node: NodeDescription) -> dict[int, set[tuple[str, int]]]:
+def stopped_readers(node: NodeDescription) -> dict[int, set[tuple[str, int]]]:
     """Consumers on this host whose process is stopped: what each reads, by pid."""
     sample = _sample(node)
     found: dict[int, set[tuple[str, int]]] = {}

@@ -32,7 +32,7 @@ NAMES_SHOWN: Final = 20
 """Topics, groups and reasons that `stats` shows of each, the most frequent ones."""
 _SPOT: Final = re.compile(r"([0-9]{1,9}):([0-9]{1,18})(?:-([0-9]{1,18}))?")
 
-_LEFT: Final = {
+LEFT: Final = {
     "max_replays": "were sent again too often before (--max-replays allows more)",
     "damaged": "have no content, since their record was damaged",
     "no_topic": "are of a topic that is not there any more (--to sends them elsewhere)",
@@ -276,7 +276,7 @@ def _tell(env: Env, name: str, run: Replay, is_stopped: bool) -> None:
     env.say(f"{result.sent:,} {what} of {name} {verb} again" + _where_to(result))
     for reason, count in result.left.items():
         partition, offset = result.examples[reason]
-        env.say(f"{count:,} left: they {_LEFT[reason]}; one is at {partition}:{offset}")
+        env.say(f"{count:,} left: they {LEFT[reason]}; one is at {partition}:{offset}")
     for count, what in (
         (result.doubled, "were of records that were sent already"),
         (result.already, "had been sent again before (--again sends them once more)"),

@@ -20,7 +20,7 @@ from penstock.console.guard import ConsoleDoor, ConsoleGuard, PeerCheck, Session
 from penstock.console.link import NodeLink
 from penstock.console.live import LiveEvents
 from penstock.console.sampler import Sampler
-from penstock.console.web import overview, records, topics
+from penstock.console.web import groups, overview, records, topics
 from penstock.console.web.shell import Action, ConsoleShell, Show
 
 STATIC: Final = Path(__file__).parent / "static"
@@ -39,8 +39,9 @@ PAGES: Final[tuple[tuple[str, Show], ...]] = (
     ("/lag", overview.lag_history),
     *topics.PAGES,
     *records.PAGES,
+    *groups.PAGES,
 )
-ACTIONS: Final[tuple[Action, ...]] = (*topics.ACTIONS, *records.ACTIONS)
+ACTIONS: Final[tuple[Action, ...]] = (*topics.ACTIONS, *records.ACTIONS, *groups.ACTIONS)
 
 
 def make_app(

@@ -69,7 +69,7 @@ class Sampler:
         self._is_closed = False
         self._watched_until = 0.0
         self._before: tuple[float, dict[str, tuple[int, int]]] | None = None
-        self._groups: dict[str, GroupFigures] = {}
+        self.groups: dict[str, GroupFigures] = {}
         self._next_group = ""
         self.watchers = 0
         self.history = History()
@@ -188,7 +188,7 @@ class Sampler:
         listed = self._seat.admin.list_groups()
         figures.groups = len(listed)
         names = [each.group for each in listed]
-        self._groups = {name: self._groups[name] for name in names if name in self._groups}
+        self.groups = {name: self.groups[name] for name in names if name in self.groups}
         turn = [each for each in listed if each.group >= self._next_group]
         turn += listed[: len(listed) - len(turn)]
         for each in turn[:GROUPS_MAX]:
@@ -202,7 +202,7 @@ class Sampler:
                         one.is_wrong)
                 for one in judge_group(described)
             )  # fmt: skip
-            self._groups[each.group] = GroupFigures(
+            self.groups[each.group] = GroupFigures(
                 each.group, each.guarantee, each.state, each.members, lag, seconds, complaints
             )
             if each.group in self.lags or len(self.lags) < LAGS_KEPT:
@@ -211,7 +211,7 @@ class Sampler:
         self._next_group = turn[GROUPS_MAX].group if len(turn) > GROUPS_MAX else ""
         for name in set(self.lags) - set(names):
             del self.lags[name]
-        known = self._groups.values()
+        known = self.groups.values()
         figures.groups_seen = len(known)
         figures.lag = sum(each.lag for each in known)
         figures.lag_seconds = max((each.lag_seconds or 0.0 for each in known), default=0.0)
