@@ -212,8 +212,8 @@ class SharePartition:
     def lease(
         self, now_us: int, member: str, count_max: int, runs_max: int | None = None
     ) -> ShareDecision[LeaseGranted | None]:
-        """At most so many ready records for this member, from the lowest offset on, in at most so
-        many runs."""
+        """At most so many ready records for this member, in at most so many runs: see
+        `ShareWindow.next_ready`, and `FairTurns` for a group with turns."""
         if count_max < 1 or not 0 < len(member.encode()) <= MEMBER_BYTES_MAX:
             raise ConfigError(f"{count_max} records for member {member!r}: neither may be empty")
         window = self._state.window
@@ -226,7 +226,9 @@ class SharePartition:
             runs = single_runs(picked)
             runs = runs if len(runs) <= runs_max else single_runs(picked[:runs_max])
         else:
-            runs = window.in_state(READY, count_max)[: runs_max or self.limits.runs_max]
+            runs = window.next_ready(
+                count_max, runs_max or self.limits.runs_max, self._state.numbers
+            )
         if not runs:
             return ShareDecision((), None)
         number = self._state.numbers + 1

@@ -2,13 +2,14 @@
 
 They may lie anywhere below the frontier, where a block of the window for each would cost 40 KB. So
 each has an entry of its own here, as long as there is no block where it lies. Owns those entries,
-and knows no blocks.
+and the order in which they became ready; knows no blocks.
 """
 
 from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator
+from itertools import chain, islice
 from typing import NamedTuple
 
 from penstock.cluster.shares.runs import Run
@@ -27,7 +28,8 @@ class ReturnedRecords:
 
     def __init__(self) -> None:
         self._records: dict[int, ReturnedRecord] = {}
-        self._of_state: dict[int, set[int]] = {}
+        self._of_state: dict[int, dict[int, None]] = {}
+        """Offsets in the order in which they came to that state."""
 
     def __len__(self) -> int:
         return len(self._records)
@@ -54,17 +56,25 @@ class ReturnedRecords:
         """The lowest offsets in this state, at most so many."""
         return heapq.nsmallest(count_max, self._of_state.get(state, ()))
 
+    def longest_in(self, state: int, count_max: int) -> list[int]:
+        """Those that are in this state for longest, at most so many."""
+        return list(islice(self._of_state.get(state, ()), count_max))
+
+    def in_line(self) -> Iterator[int]:
+        """All offsets, those of each state in its order: for who makes the same of them."""
+        return chain.from_iterable(self._of_state[state] for state in sorted(self._of_state))
+
     def put(self, offset: int, record: ReturnedRecord) -> None:
         """It is here, as this."""
         if (before := self._records.get(offset)) is not None:
-            self._of_state[before.state].discard(offset)
+            del self._of_state[before.state][offset]
         self._records[offset] = record
-        self._of_state.setdefault(record.state, set()).add(offset)
+        self._of_state.setdefault(record.state, {})[offset] = None
 
     def take(self, offset: int) -> ReturnedRecord:
         """It is here no more."""
         record = self._records.pop(offset)
-        self._of_state[record.state].discard(offset)
+        del self._of_state[record.state][offset]
         return record
 
     def by_deliveries(self, first: int, end: int) -> Iterator[tuple[int, Run]]:

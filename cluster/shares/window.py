@@ -16,7 +16,7 @@ from itertools import groupby
 from typing import Final
 
 from penstock.cluster.shares.returned import ReturnedRecord, ReturnedRecords
-from penstock.cluster.shares.runs import Run, Runs, joined, without
+from penstock.cluster.shares.runs import Run, Runs, count, joined, without
 
 BLOCK: Final = 4096
 NEW, READY, SUSPECT, LEASED, CONDEMNED, BEHIND, WAITING, DONE, DEAD, SKIPPED = range(10)
@@ -98,6 +98,26 @@ class ShareWindow:
 
     def in_state(self, state: int, count_max: int) -> Runs:
         """The first records that are in this state, at most so many."""
+        found = self._in_blocks(state, count_max)
+        if singles := self._returned.in_state(state, count_max):
+            found = sorted([*found, *((offset, offset + 1) for offset in singles)])
+        return _first(joined(found), count_max)
+
+    def next_ready(self, count_max: int, runs_max: int, turn: int) -> Runs:
+        """The ready records that are to be leased next, in at most so many runs. Those that waited
+        come in the order in which they came back: by offset, some would wait for ever where more
+        and more become due. The others come from the lowest offset on. Where there are more than
+        enough of both, each has a half; `turn` tells who has the larger one."""
+        most = min(count_max, runs_max)
+        returned = self._returned.longest_in(READY, most)
+        others = self._in_blocks(READY, count_max)
+        half = (most + turn % 2) // 2
+        returned = returned[: max(half, most - count(others))]
+        others = others[: runs_max - len(returned)]
+        others = [*_first(joined(others), count_max - len(returned))]
+        return joined(sorted([*others, *((offset, offset + 1) for offset in returned)]))
+
+    def _in_blocks(self, state: int, count_max: int) -> list[Run]:
         found: list[Run] = []
         left = count_max
         for number, block in self._blocks.items():
@@ -111,15 +131,16 @@ class ShareWindow:
                 left -= end - first
                 if not left:
                     break
-        if singles := self._returned.in_state(state, count_max):
-            found = sorted([*found, *((offset, offset + 1) for offset in singles)])
-        return _first(joined(found), count_max)
+        return found
 
     def listed(self, states: Iterable[int], first: int) -> Iterator[tuple[int, int, int, int]]:
         """Yields offset, state, deliveries and holder of each record that is in one of these
         states, from an offset on."""
         wanted = bytes(states)
-        singles = ((at, *one) for at, one in self.singles() if at >= first and one.state in wanted)
+        singles = (
+            (at, *one) for at in self._returned
+            if at >= first and (one := self._returned[at]).state in wanted
+        )  # fmt: skip
         yield from heapq.merge(singles, self._listed_in_blocks(wanted, first))
 
     def _listed_in_blocks(self, states: bytes, first: int) -> Iterator[tuple[int, int, int, int]]:
@@ -261,7 +282,7 @@ class ShareWindow:
 
     def singles(self) -> list[tuple[int, ReturnedRecord]]:
         """Records that lie in no block."""
-        return [(offset, self._returned[offset]) for offset in self._returned]
+        return [(offset, self._returned[offset]) for offset in self._returned.in_line()]
 
     @classmethod
     def of_columns(

@@ -192,6 +192,41 @@ def test_due_ones_come_back_a_bounded_number_at_once_and_the_rest_once_those_are
     assert machine.counts()["waiting"] == READY_MAX - 5
 
 
+def test_those_that_are_due_first_are_leased_first_wherever_they_lie():
+    """By offset those at the end of the log would wait as long as more become due than are done."""
+    machine = delayed(BLOCK, lambda offset: NOW + HOUR - offset)
+    waiting_line = list(range(BLOCK))
+    for step in range(20):
+        replayed(machine, machine.wake(NOW + HOUR - BLOCK + 10 * (step + 1)))
+        if step == 9:
+            machine = SharePartition(machine.snapshot(), lambda low, high: high)
+        granted = replayed(machine, machine.lease(NOW, "ann", 3))
+        leased = [offset for first, end in granted.runs for offset in range(first, end)]
+        assert leased == sorted(waiting_line.pop() for _ in range(3)), step
+        replayed(machine, machine.accept(granted.lease, granted.runs))
+    again = replayed(machine, machine.lease(NOW, "ann", 100, 7))
+    assert len(again.runs) <= 7
+    assert again.runs[-1][1] == waiting_line[-1] + 1
+
+
+@pytest.mark.parametrize("most", [1, 2, 9])
+def test_those_that_waited_and_others_have_turns_where_there_are_too_many_of_both(most):
+    machine = delayed(BLOCK, lambda offset: NOW + HOUR)
+    replayed(machine, machine.begin(BLOCK + 500))
+    replayed(machine, machine.wake(NOW + HOUR))
+    back = 0
+    for _ in range(4):
+        granted = replayed(machine, machine.lease(NOW, "ann", most))
+        leased = [offset for first, end in granted.runs for offset in range(first, end)]
+        assert len(leased) == most
+        back += sum(offset < BLOCK for offset in leased)
+    assert back == 2 * most
+    machine = delayed(BLOCK, lambda offset: NOW + HOUR + (offset > 1) * HOUR)
+    replayed(machine, machine.begin(BLOCK + 500))
+    replayed(machine, machine.wake(NOW + HOUR))
+    assert replayed(machine, machine.lease(NOW, "ann", 9)).runs == ((0, 2), (BLOCK, BLOCK + 7))
+
+
 def test_what_is_back_takes_an_entry_and_no_block_where_all_around_it_is_done():
     machine = delayed(BLOCK, lambda offset: NOW + HOUR + offset)
     assert machine.snapshot().blocks == []
