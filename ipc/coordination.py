@@ -222,7 +222,8 @@ class MemberInfo(msgspec.Struct, frozen=True):
 
 
 class GroupPartition(msgspec.Struct, frozen=True, array_like=True):
-    """`member_id` is empty where nobody owns it; `committed_at` in microseconds since the epoch."""
+    """`member_id` is empty where nobody owns it; `committed_at` in microseconds since the epoch.
+    `commits` has times and offsets of the last commits by turns, the oldest first."""
 
     topic: str
     topic_id: bytes
@@ -233,6 +234,7 @@ class GroupPartition(msgspec.Struct, frozen=True, array_like=True):
     offset: int
     leader_epoch: int
     committed_at: int
+    commits: list[int]
 
 
 class GroupDescription(msgspec.Struct, frozen=True, tag="group_description"):

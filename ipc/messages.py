@@ -269,6 +269,7 @@ class NodeDescription(msgspec.Struct, frozen=True, tag="node"):
     clock: dict[str, int] = {}
     keys: dict[str, str] = {}
     attach: dict[str, int] = {}
+    coordinator_seconds: list[float] = []
 
 
 class Cleaned(msgspec.Struct, frozen=True, tag="cleaned"):

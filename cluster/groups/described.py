@@ -89,6 +89,7 @@ def _partition(group: Group, topic: str, topic_id: bytes, partition: int) -> Gro
         at.offset if at else NO_OFFSET,
         at.leader_epoch if at else NO_EPOCH,
         at.committed_at if at else 0,
+        group.windows[topic_id, partition].pairs() if at else [],
     )
 
 

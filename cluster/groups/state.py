@@ -13,16 +13,17 @@ from penstock.cluster.groups import records
 from penstock.cluster.groups.patterns import matches
 from penstock.cluster.groups.records import CommittedOffset, Member, Meta, Owners, Skipped
 from penstock.cluster.groups.types import AT_MOST_ONCE, EMPTY, MOVING, STABLE
+from penstock.cluster.groups.windows import CommitWindow
 
 
 class Group:
     """`meta` is None while no record of the group itself was replayed: it does not exist then.
 
     `by_number` has the members by the numbers under which `owners` names them. `offsets`: by topic
-    id, then by partition.
+    id, then by partition; `windows` has the last commits of each of these.
     """
 
-    __slots__ = ("by_number", "members", "meta", "name", "offsets", "owners", "skipped")
+    __slots__ = ("by_number", "members", "meta", "name", "offsets", "owners", "skipped", "windows")
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -31,6 +32,7 @@ class Group:
         self.by_number: dict[int, Member] = {}
         self.owners: dict[bytes, Owners] = {}
         self.offsets: dict[bytes, dict[int, CommittedOffset]] = {}
+        self.windows: dict[tuple[bytes, int], CommitWindow] = {}
         self.skipped: Skipped | None = None
 
     # --- the one mutator ---
@@ -57,9 +59,15 @@ class Group:
 
     def _set_offset(self, topic_id: bytes, partition: int, value: bytes | None) -> None:
         if value is not None:
-            self.offsets.setdefault(topic_id, {})[partition] = records.decode_committed(value)
+            new = records.decode_committed(value)
+            self.offsets.setdefault(topic_id, {})[partition] = new
+            window = self.windows.get((topic_id, partition))
+            if window is None:
+                window = self.windows[topic_id, partition] = CommitWindow()
+            window.note(new.committed_at, new.offset)
         elif of_topic := self.offsets.get(topic_id):
             of_topic.pop(partition, None)
+            self.windows.pop((topic_id, partition), None)
             if not of_topic:
                 del self.offsets[topic_id]
 

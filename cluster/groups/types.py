@@ -150,7 +150,8 @@ class MemberInfo(msgspec.Struct, frozen=True):
 
 
 class GroupPartition(msgspec.Struct, frozen=True):
-    """`member_id` is empty where nobody owns it; `committed_at` is 0 where nothing is committed."""
+    """`member_id` is empty where nobody owns it; `committed_at` is 0 where nothing is committed.
+    `commits`: the last ones, as `CommitWindow.pairs` has them."""
 
     topic: str
     topic_id: bytes
@@ -160,6 +161,7 @@ class GroupPartition(msgspec.Struct, frozen=True):
     offset: int
     leader_epoch: int
     committed_at: int
+    commits: list[int]
 
 
 class GroupDescription(msgspec.Struct, frozen=True):

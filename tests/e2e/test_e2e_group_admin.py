@@ -110,7 +110,7 @@ def test_what_a_member_has_in_hand_and_when_it_polled(node):
         assert 0 <= group.members[0].poll_seconds <= time.monotonic() - begun
         text = call_cli("group", "describe", "hands", url=node.url).lines
         assert text[1].split() == ["TOPIC", "PARTITION", "COMMITTED", "END", "LAG", "AGE",
-                                   "IN-HAND", "COMMIT", "POLL", "MEMBER"]  # fmt: skip
+                                   "IN-HAND", "COMMIT", "POLL", "STATUS", "MEMBER"]  # fmt: skip
         assert text[2].split()[:5] == [topic, "0", "1", "10", "9"]
         assert text[2].split()[6] == "4"
 
@@ -204,6 +204,10 @@ def test_cli_group_commands(node):
     assert call_cli(*seek, "--to", "start", url=node.url).code == 2  # nobody to ask
     ran = call_cli(*seek, "--by", "-3", "--yes", url=node.url)
     assert ran.lines == [f"{topic}-0 goes from 8 to 5: 3 records again, 0 passed over"]
+    [told] = call_cli("group", "describe", "shown", "--format", "json", url=node.url).objects
+    assert told["partitions"][0]["status"] == "REWIND"
+    [*_, last] = call_cli("group", "describe", "shown", url=node.url).lines
+    assert last.startswith(f"{topic}-0 is REWIND: it went back from 8 to 5 ")
     assert call_cli(*seek, url=node.url).code == 2
     nobody = call_cli("group", "seek", "shwon", topic, "--to", "end", "--yes", url=node.url)
     assert (nobody.code, "there is no group 'shwon'" in nobody.err) == (1, True)

@@ -17,7 +17,9 @@ from group_fixture import fill
 from node_helpers import eventually
 from prometheus_client.parser import text_string_to_metric_families
 
+from penstock import Offset
 from penstock.client.client import connect
+from penstock.cluster.groups.windows import REWIND, SEVERITY
 from penstock.core.errors import PenstockError
 from penstock.server.health.address import HttpAddress
 from penstock.server.health.families import FAMILIES
@@ -124,7 +126,7 @@ def test_every_sample_is_of_a_family_that_the_guide_lists(node, http):
 
 
 def test_lag_of_a_group_in_records_and_in_seconds(node, http):
-    topic = node.create_topic()
+    topic = node.create_topic(retention=3600)
     fill(node, topic, 0, 10)
     with node.connect() as client:
         with client.consumer(topic, group="scraped", follow=False) as consumer:
@@ -135,6 +137,13 @@ def test_lag_of_a_group_in_records_and_in_seconds(node, http):
     eventually(lambda: (http.value("group_lag_seconds", **where) or 0) > 0)
     assert http.value("group_committed_offset", **where) == 10
     assert http.value("group_members", group="scraped") == 0
+    assert http.value("group_status", **where) == 0
+    assert 0 < (http.value("group_retention_left_seconds", **where) or 0) < 3600
+    assert (http.value("coordinator_seconds_count") or 0) > 0
+    assert http.value("leader_elections_total", topic=topic, partition=0) == 1
+    with node.connect() as client, client.admin() as admin:
+        admin.reset_offsets("scraped", topic, to=Offset.earliest())
+    eventually(lambda: http.value("group_status", **where) == SEVERITY[REWIND])
     assert http.value("coordinator_serving") == 1
 
 
@@ -303,6 +312,10 @@ def test_remote_clients_are_seen():
                 assert http.value("gateway_produced_records_total") == 20
                 assert (http.value("gateway_sent_bytes_total") or 0) > 0
                 assert (http.value("gateway_request_seconds_count", type="produce") or 0) > 0
+                assert (http.value("gateway_acknowledge_seconds_count", topic=topic) or 0) > 0
+                assert (http.value("gateway_delivery_seconds_count", topic=topic) or 0) > 0
+                for what in ("produce", "consume"):
+                    assert (http.value("principal_bytes_total", what=what) or 0) > 20
         eventually(lambda: http.value("gateway_connections") == 0)
 
 

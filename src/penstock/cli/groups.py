@@ -179,12 +179,12 @@ def _write_partitions(env: Env, group: GroupDescription) -> None:
     polled = {one.member_id: one.poll_seconds for one in group.members}
     now = time.time()
     heads = ["TOPIC", "PARTITION", "COMMITTED", "END", "LAG", "AGE", "IN-HAND", "COMMIT", "POLL",
-             "MEMBER"]  # fmt: skip
+             "STATUS", "MEMBER"]  # fmt: skip
     rows = [
         [one.topic, one.partition, one.committed, one.high_watermark, one.lag,
          output.human_age(one.lag_seconds), one.in_hand,
          output.human_age(None if one.committed_at is None else max(0, now - one.committed_at)),
-         output.human_age(polled.get(one.member_id)), one.member_id]
+         output.human_age(polled.get(one.member_id)), one.status, one.member_id]
         for one in group.partitions
     ]  # fmt: skip
     if env.is_wide:
@@ -193,6 +193,9 @@ def _write_partitions(env: Env, group: GroupDescription) -> None:
             at = one.committed_at
             row += [one.position, None if at is None else output.iso_time(round(at * 1e6))]
     output.write_columns(heads, rows)
+    for one in group.partitions:
+        if one.status not in (None, "OK"):
+            output.write_line(f"{one.topic}-{one.partition} is {one.status}: {one.reason}")
 
 
 def _lag(group: GroupDescription) -> str:

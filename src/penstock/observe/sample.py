@@ -23,12 +23,20 @@ _PAGE_WORDS: Final = lo.PAGE_BYTES // 8
 _SLOT_WORDS: Final = lo.CLIENT_SLOT_BYTES // 8
 
 
+class TopicRules(msgspec.Struct, frozen=True):
+    """The settings of a topic that are read."""
+
+    retention: float | None = None
+    cleanup: str = "delete"
+
+
 class TopicSample(msgspec.Struct, frozen=True):
     """The fields of a topic in topics.json that are read."""
 
     name: str
     topic_id: str
     pages: list[int]
+    settings: TopicRules = TopicRules()
 
 
 class Catalogue(msgspec.Struct):
@@ -128,6 +136,8 @@ class Sample:
     disk: DiskRoom | None = None
     cleaner: CleanerState | None = None
     cleaner_process: Process | None = None
+    retentions: dict[str, float] = field(default_factory=dict)
+    """Seconds by topic, of those that delete by time."""
     dropped: dict[int, int] = field(default_factory=dict)
     """Records that a producer's own policy gave up, by producer id."""
 
@@ -172,6 +182,11 @@ class Observer:
         self._read_catalogue()
         sample = Sample(time.monotonic(), time.time(), self._node())
         sample.partitions = self._partitions()
+        sample.retentions = {
+            topic.name: topic.settings.retention
+            for topic in self.topics
+            if topic.settings.retention is not None and "delete" in topic.settings.cleanup
+        }
         self._clients(sample)
         sample.lanes = self._lanes()
         sample.writers = self._writers()

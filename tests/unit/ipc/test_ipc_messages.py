@@ -167,7 +167,7 @@ NODE = [
     co.GroupDescription(
         GROUP,
         [co.MemberInfo(NAME, NAME, NAME, U32, 1023, 4095)] * 36,
-        [co.GroupPartition(NAME, ID, 4095, 4095, NAME, U64, U64, U32, U64)] * 50,
+        [co.GroupPartition(NAME, ID, 4095, 4095, NAME, U64, U64, U32, U64, [U64] * 20)] * 35,
         *(True, U64, {NAME: U64}),
     ),
     co.TransactionReady(U64, U32, NAME),

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from penstock.server.gateway.counts import GatewayCounts
+from penstock.server.gateway.counts import KEYS_MAX, GatewayCounts
 from penstock.server.health import page as pages
 from penstock.server.health import wire
 from penstock.server.health.families import COUNTER, FAMILIES
@@ -112,9 +112,15 @@ def test_the_gateway_tells_what_it_counts():
     counts.refusals["no access"] += 1
     counts.throttled_seconds["consume"] += 0.25
     counts.latencies["ask"].observe(0.002)
+    counts.acknowledged.of(bytes(16)).observe(0.002)
+    counts.delivered.of(b"of one that is deleted").observe(0.002)
+    counts.use("ann", "produce", 7)
     page = Page()
-    wire.write(page, counts)
+    wire.write(page, counts, {bytes(16).hex(): "orders"})
     found = parsed(page)
+    assert found["penstock_gateway_acknowledge_seconds_count{'topic': 'orders'}"] == 1
+    assert not [name for name in found if "delivery" in name]
+    assert found["penstock_principal_bytes_total{'principal': 'ann', 'what': 'produce'}"] == 7
     assert found["penstock_gateway_connections"] == 2
     assert found["penstock_gateway_received_bytes_total"] == 1 << 33
     assert found["penstock_gateway_requests_total{'type': 'produce'}"] == 5
@@ -122,3 +128,18 @@ def test_the_gateway_tells_what_it_counts():
     assert found["penstock_gateway_throttled_seconds_total{'what': 'consume'}"] == 0.25
     assert found["penstock_gateway_request_seconds_bucket{'le': '0.0025', 'type': 'ask'}"] == 1
     assert found["penstock_gateway_request_seconds_count{'type': 'ask'}"] == 1
+
+
+def test_topics_and_principals_beyond_the_bound_are_counted_together():
+    counts = GatewayCounts()
+    for number in range(KEYS_MAX + 5):
+        counts.acknowledged.of(number.to_bytes(16, "big")).observe(0.01)
+        for what in ("produce", "consume"):
+            counts.use(f"user-{number}", what, 10)
+    page = Page()
+    wire.write(page, counts, {bytes(16).hex(): "orders"})
+    found = parsed(page)
+    name = "penstock_gateway_acknowledge_seconds_count{'topic': '(others)'}"
+    assert found[name] == 5
+    assert found["penstock_principal_bytes_total{'principal': '(others)', 'what': 'produce'}"] == 50
+    assert len(counts.used) == 2 * KEYS_MAX + 2

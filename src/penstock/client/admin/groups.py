@@ -20,6 +20,7 @@ from penstock.client.consumer.offset_lookup import resolving
 from penstock.client.consumer.offsets import Offset
 from penstock.client.remote.logs import logs_of
 from penstock.client.session import Session
+from penstock.cluster.groups import windows
 from penstock.core import errors as er
 from penstock.ipc import coordination as co
 from penstock.ipc import messages as ms
@@ -72,7 +73,9 @@ class GroupPartition:
     `position`: the owner has asked for records beyond it. `lag` counts records between the
     committed offset and the high watermark, `lag_seconds` is the age of the first one. `in_hand`
     counts offsets below the position that are not committed: from the log's start where nothing
-    is committed (a member that began later has fewer).
+    is committed (a member that began later has fewer). `status` judges the last commits: "OK",
+    "WARN" (it falls behind), "REWIND" (it went back) or "STOP", and `reason` says why in a
+    sentence; None where nothing is committed.
     """
 
     topic: str
@@ -85,6 +88,8 @@ class GroupPartition:
     lag: int | None
     lag_seconds: float | None
     in_hand: int | None = None
+    status: str | None = None
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,23 +169,11 @@ class GroupAdmin:
         now = time.time()
         partitions = []
         for one in asked.partitions:
-            end = self._end_of(one)
-            is_set = one.offset != co.NO_OFFSET
-            name = (one.topic, one.partition)
-            lag = max(0, end - one.offset) if is_set else None
-            at = ages.get(name)
-            seconds = 0.0 if lag == 0 else None if at is None else max(0.0, now - at)
-            position = positions.get(name)
-            done = one.offset if is_set else self._start_of(one)
+            name, poll = (one.topic, one.partition), polled.get(one.member_id)
+            times = ages.get(name, {})
             partitions.append(
-                GroupPartition(
-                    one.topic, one.partition, one.member_id,
-                    one.offset if is_set else None,
-                    one.committed_at / 1e6 if is_set else None,
-                    position, end, lag, seconds,
-                    None if position is None else max(0, position - done),
-                )
-            )  # fmt: skip
+                self._progress(one, positions.get(name), times, poll.age if poll else None, now)
+            )
         members = [
             GroupMember(
                 one.member_id, one.instance_id, one.client_id, one.pid, one.slot >= 0,
@@ -197,6 +190,32 @@ class GroupAdmin:
             drain_seconds=drain,
             skipped=asked.skipped,
             counts=dict(asked.counts),
+        )  # fmt: skip
+
+    def _progress(
+        self,
+        one: co.GroupPartition,
+        position: int | None,
+        times: Mapping[int, float],
+        polled: float | None,
+        now: float,
+    ) -> GroupPartition:
+        """`times`: when the records at some of its offsets were appended."""
+        end, start = self._end_of(one), self._start_of(one)
+        if one.offset == co.NO_OFFSET:
+            hand = None if position is None else max(0, position - start)
+            return GroupPartition(
+                one.topic, one.partition, one.member_id, None, None, position, end, None, None, hand
+            )  # fmt: skip
+        lag = max(0, end - one.offset)
+        at = times.get(max(one.offset, start))
+        seconds = 0.0 if lag == 0 else None if at is None else max(0.0, now - at)
+        hand = None if position is None else max(0, position - one.offset)
+        owner = windows.PartitionOwner(one.member_id, polled, hand)
+        verdict = windows.judge(one.commits, now, lag, times, owner)
+        return GroupPartition(
+            one.topic, one.partition, one.member_id, one.offset, one.committed_at / 1e6,
+            position, end, lag, seconds, hand, *verdict,
         )  # fmt: skip
 
     def _asked(self, group: str) -> co.GroupDescription:
@@ -244,17 +263,25 @@ class GroupAdmin:
         page = self._session.page(one.page)
         return page if page.identity == (one.topic_id, one.partition) else None
 
-    def _ages(self, asked: co.GroupDescription) -> dict[TopicPartition, float]:
-        """When the first record that is not committed was appended, by the time index."""
+    def _ages(self, asked: co.GroupDescription) -> dict[TopicPartition, dict[int, float]]:
+        """When records at offsets that were committed were appended, by the time index: of the
+        first one that is not committed, and of those that `windows.judge` asks for."""
         names, places = [], []
         for one in asked.partitions:
             if co.NO_OFFSET < one.offset < self._end_of(one):
                 page = self._session.page(one.page)
                 log = LogHandle(page, one.topic_id, one.partition)
-                names.append((one.topic, one.partition))
-                places.append((log, max(one.offset, page.log_start)))
+                start = page.log_start
+                before = [offset for offset in windows.places(one.commits) if offset > start]
+                for offset in {max(one.offset, start), *before}:
+                    names.append((one.topic, one.partition))
+                    places.append((log, offset))
+        found: dict[TopicPartition, dict[int, float]] = {}
         times = run(self._logs.dating(places, AGES_BUDGET))
-        return {name: at for name, at in zip(names, times, strict=True) if at is not None}
+        for name, (_, offset), at in zip(names, places, times, strict=True):
+            if at is not None:
+                found.setdefault(name, {})[offset] = at
+        return found
 
     # --- change ---
     def reset(

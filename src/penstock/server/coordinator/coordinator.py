@@ -61,6 +61,7 @@ from penstock.server.coordinator.share_requests import NOTHING_PEEKED, ShareRequ
 from penstock.server.coordinator.transaction_requests import REQUESTS as OF_TRANSACTIONS
 from penstock.server.coordinator.transaction_requests import TransactionRequests
 from penstock.server.coordinator.turns import PrincipalTurns
+from penstock.server.health.histogram import Histogram
 from penstock.server.node.attached_client import AttachedClient, Owner
 from penstock.server.node.data_folder import DataFolder
 from penstock.server.node.lane_grants import Grants
@@ -146,6 +147,8 @@ class Coordinator:
             died=self._died,
             stalled=self._stalled,
         )
+        self.seconds = Histogram()
+        """Of answers, refusals among them."""
         self._counts = dict.fromkeys(("loads", "failures", "died", "stalled"), 0)
 
     def begin(self) -> None:
@@ -297,6 +300,15 @@ class Coordinator:
         self, client: AttachedClient, request: co.Request | sharing.Request
     ) -> ms.NodeMessage:
         """Decides what a client asks for; raises what refuses it, or `PenstockTimeout`."""
+        began = time.monotonic()
+        try:
+            return await self._answer(client, request)
+        finally:
+            self.seconds.observe(time.monotonic() - began)
+
+    async def _answer(
+        self, client: AttachedClient, request: co.Request | sharing.Request
+    ) -> ms.NodeMessage:
         if self._cluster is not None:
             if self._leads_in is None and (told := await self._not_here(client, request)):
                 return told

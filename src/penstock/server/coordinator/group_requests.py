@@ -274,6 +274,7 @@ class GroupRequests:
                 each.offset,
                 each.leader_epoch,
                 each.committed_at,
+                each.commits,
             )
             for each in found.partitions
         ]

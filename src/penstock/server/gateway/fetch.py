@@ -18,6 +18,7 @@ import heapq
 import itertools
 import logging
 import math
+import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -26,7 +27,7 @@ from typing import Final
 
 from penstock.cluster.frames import messages as fr
 from penstock.core import errors as er
-from penstock.core.header import HEADER_BYTES
+from penstock.core.header import HEADER_BYTES, parse
 from penstock.ipc import layout as lo
 from penstock.server.gateway.counts import GatewayCounts
 from penstock.server.gateway.cursors import BATCH_WORK, Cursor, FetchedPiece, OpenFiles
@@ -459,6 +460,10 @@ class FetchHandler:
         if not endpoint.post(message, piece.payload):
             return False
         if piece.nbytes:
+            assert piece.payload is not None
+            age = time.time() - parse(piece.payload).append_timestamp / 1e6
+            self._counts.delivered.of(cursor.topic_id).observe(max(0.0, age))
+            self._counts.use(endpoint.principal, "consume", piece.nbytes)
             delay = self._allow(endpoint.principal, endpoint.client_id, piece.nbytes, now)
             if delay > 0:
                 self._counts.throttles["consume"] += 1

@@ -268,6 +268,7 @@ class ProduceHandler:
     ) -> bool:
         """Count what has gone into a lane. False: its quota is used up, and what else it has sent
         is held for a while."""
+        self._counts.use(endpoint.principal, "produce", nbytes)
         wait = self._allow(endpoint.principal, endpoint.client_id, nbytes, now)
         if wait <= 0:
             return True
@@ -476,6 +477,10 @@ class ProduceHandler:
             under_way.popleft()
             lane.bytes_under_way -= batch.size
             latencies.observe(now - batch.came)
+            if answer is not None and not answer.error:
+                identity = endpoint.states.page(batch.page).identity
+                if identity is not None:
+                    counts.acknowledged.of(identity[0]).observe(now - batch.came)
         if lane.waits_on != NOTHING and not waits:
             self._commits.forget(lane)
         if not acks:

@@ -63,6 +63,10 @@ FAMILIES: Final = _named({
     "deleted_bytes_total": (COUNTER, _PARTITION, "Bytes deleted by retention and trims."),
     "compacted_records_total": (COUNTER, _PARTITION, "Records that compaction took out."),
     "cleaning_errors_total": (COUNTER, _PARTITION, "Cleanings of the partition that failed."),
+    "leader_elections_total": (
+        COUNTER, _PARTITION,
+        "Leader epochs: elections of its leaders, and in a node alone its starts.",
+    ),
     "partitions": (GAUGE, ("status",), "Partitions by their status."),
     "sync_seconds": (HISTOGRAM, (), "Time that syncs of logs to the device took."),
     # --- consumers and groups ---
@@ -83,6 +87,16 @@ FAMILIES: Final = _named({
     ),
     "group_lag_seconds": (GAUGE, _GROUP, "Age of the first record that is not committed."),
     "group_committed_offset": (GAUGE, _GROUP, "Next offset that the group wants."),
+    "group_status": (
+        GAUGE, _GROUP,
+        "What its last commits tell: 0 it moves on, 1 it falls behind (WARN), 2 it went back "
+        "(REWIND), 3 it stopped (STOP).",
+    ),
+    "group_retention_left_seconds": (
+        GAUGE, _GROUP,
+        "Until the topic's retention may delete the first record that is not committed; absent "
+        "where nothing is behind, or the topic keeps records for ever.",
+    ),
     "group_members": (GAUGE, ("group",), "Members of the group."),
     "group_moving": (GAUGE, ("group",), "1 while partitions change hands, else 0."),
     "group_skipped_records_total": (
@@ -156,6 +170,9 @@ FAMILIES: Final = _named({
     ),
     "coordinator_in_flight": (GAUGE, (), "Decisions that are not in its log yet."),
     "coordinator_members": (GAUGE, (), "Members of all groups whose process is watched."),
+    "coordinator_seconds": (
+        HISTOGRAM, (), "Time that the coordinator took to answer, since the node's start.",
+    ),
     "coordinator_events_total": (
         COUNTER, ("event",), "What the coordinator did, as `penstock node describe` counts it.",
     ),
@@ -176,6 +193,10 @@ FAMILIES: Final = _named({
     "cluster_leaderless_partitions": (
         GAUGE, (), "Partitions of the cluster that nobody leads, as this broker has heard.",
     ),
+    "isr_shrinks_total": (
+        COUNTER, (), "Times that a partition led here lost a replica from its ISR.",
+    ),
+    "isr_grows_total": (COUNTER, (), "Times that a replica came back to such an ISR."),
     "controller_events_total": (
         COUNTER, ("event",), "What the controller decided here, since it became the active one.",
     ),
@@ -215,6 +236,16 @@ FAMILIES: Final = _named({
     ),
     "gateway_request_seconds": (
         HISTOGRAM, ("type",), "Time from the coming of a request to its answer.",
+    ),
+    "gateway_acknowledge_seconds": (
+        HISTOGRAM, ("topic",), "Time from the coming of a batch to its acknowledgement.",
+    ),
+    "gateway_delivery_seconds": (
+        HISTOGRAM, ("topic",), "Age of batches when they were sent to a consumer.",
+    ),
+    "principal_bytes_total": (
+        COUNTER, ("principal", "what"),
+        "Bytes that a principal produced and consumed by the gateway.",
     ),
     # --- this page ---
     "http_replies_total": (COUNTER, ("status",), "HTTP requests by the status of their answer."),

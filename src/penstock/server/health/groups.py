@@ -10,16 +10,19 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
+from penstock.cluster.groups import windows
 from penstock.ipc import coordination as co
 from penstock.ipc import sharing as sh
 from penstock.observe.ages import LogPosition
-from penstock.observe.sample import Sample
+from penstock.observe.sample import PartitionSample, Sample
 from penstock.server.health import share_groups
 from penstock.server.health.local import NOWHERE, LocalMetrics
 from penstock.server.health.page import Page, labels
 
 GROUPS_MAX: Final = 500
 SECONDS_MAX: Final = 2.0
+NUMBERS: Final = 1 << 20
+"""More than there are numbers of groups at a time."""
 
 Ask = Callable[[Any, type[Any]], Any]
 
@@ -45,17 +48,20 @@ class GroupMetrics:
                 shared[info.group] = share_groups.asked_of(self._ask, page, info.group)
         self._number([info.group for info, _ in described])
         places: dict[tuple[str, int], LogPosition] = {}
+        earlier: dict[tuple[str, int], dict[int, LogPosition]] = {}
         for info, rows in described:
             for row in rows:
                 part = sample.partitions.get(row.page)
                 if part is not None and row.offset < part.high_watermark:
                     number = self._numbers[info.group]
                     places[info.group, row.page] = self._local.place(number, part, row.offset)
+                    earlier[info.group, row.page] = self._earlier(number, part, row)
         for group, shares in shared.items():
             number = self._numbers[group]
             found = share_groups.places_of(self._local, sample, number, shares)
             places |= {(group, at): place for at, place in found.items()}
-        times = self._local.ages.times(places.values())
+        before = [place for by_offset in earlier.values() for place in by_offset.values()]
+        times = self._local.ages.times([*places.values(), *before])
         for group, shares in shared.items():
             at = {row.page: times.get(places.get((group, row.page), NOWHERE)) for row in shares}
             ages = {n: max(0.0, sample.time - one) for n, one in at.items() if one is not None}
@@ -75,6 +81,24 @@ class GroupMetrics:
                 elif place in times:
                     age = max(0.0, sample.time - times[place])
                     page.add("penstock_group_lag_seconds", age, where)
+                    if row.topic in sample.retentions:
+                        left = sample.retentions[row.topic] - age
+                        page.add("penstock_group_retention_left_seconds", left, where)
+                known = earlier.get((info.group, row.page), {})
+                appended = {offset: times[at] for offset, at in known.items() if at in times}
+                status, _ = windows.judge(row.commits, sample.time, lag, appended)
+                page.add("penstock_group_status", windows.SEVERITY[status], where)
+
+    def _earlier(
+        self, number: int, part: PartitionSample, row: co.GroupPartition
+    ) -> dict[int, LogPosition]:
+        """The places by which its last commits are judged, by offset. Each is of a reader of its
+        own, since `ages` remembers one place of each."""
+        return {
+            offset: self._local.place(number - nth * NUMBERS, part, offset)
+            for nth, offset in enumerate(windows.places(row.commits))
+            if offset >= part.log_start
+        }
 
     def _number(self, groups: list[str]) -> None:
         """Readers of a log are told apart by numbers; those of consumers are 0 and up."""

@@ -38,3 +38,7 @@ class Histogram:
     def observe(self, value: float) -> None:
         self.counts[bisect_left(self.bounds, value)] += 1
         self.total += value
+
+    def numbers(self) -> list[float]:
+        """The sum, then the counts; nothing while there was no observation."""
+        return [self.total, *self.counts] if any(self.counts) else []

@@ -70,6 +70,7 @@ class LocalMetrics:
             "deleted_segments_total": [part.cleaning[1] for part in parts],
             "deleted_bytes_total": [part.cleaning[2] for part in parts],
             "compacted_records_total": [part.cleaning[3] for part in parts],
+            "leader_elections_total": [part.leader_epoch for part in parts],
             "cleaning_errors_total": [part.cleaning[4] for part in parts],
         }
         for name, column in columns.items():

@@ -28,6 +28,7 @@ from penstock.observe.sample import Observer, Sample
 from penstock.server.health import wire
 from penstock.server.health.address import HttpAddress, allowed_hosts, listen
 from penstock.server.health.groups import GroupMetrics
+from penstock.server.health.histogram import LATENCY_BOUNDS
 from penstock.server.health.http import HttpReply, HttpServer, plain
 from penstock.server.health.local import LocalMetrics
 from penstock.server.health.page import Page, labels
@@ -155,7 +156,10 @@ class HealthService:
             if isinstance(sample, Sample) and found.coordinator:
                 self._write_groups(page, sample)
         if self._counts is not None:
-            wire.write(page, self._counts)
+            topics = {}
+            if isinstance(sample, Sample):
+                topics = {part.topic_id: part.topic for part in sample.partitions.values()}
+            wire.write(page, self._counts, topics)
         for status, count in sorted(self._server.replies.items()):
             page.add("penstock_http_replies_total", count, labels(status=status or "none"))
         page.add("penstock_omitted_series", page.omitted)
@@ -220,6 +224,9 @@ def _write_node(page: Page, node: ms.NodeDescription) -> None:
         counts.pop("epoch", 0)
         for event, count in sorted(counts.items()):
             page.add("penstock_coordinator_events_total", count, labels(event=event))
+    if node.coordinator_seconds:
+        total, *found = node.coordinator_seconds
+        page.histogram("penstock_coordinator_seconds", LATENCY_BOUNDS, list(map(int, found)), total)
 
 
 def _write_broker(page: Page, node: ms.NodeDescription) -> None:
@@ -236,5 +243,7 @@ def _write_broker(page: Page, node: ms.NodeDescription) -> None:
     page.add("penstock_cluster_leaderless_partitions", counts["leaderless"])
     for event, count in sorted(node.controller.items()):
         page.add("penstock_controller_events_total", count, labels(event=event))
+    for name in ("isr_shrinks", "isr_grows"):
+        page.add(f"penstock_{name}_total", node.replicator.get(name, 0))
     for event, count in sorted(node.replicator.items()):
         page.add("penstock_replicator_events_total", count, labels(event=event))

@@ -573,6 +573,7 @@ class Node:
             lanes=len(lanes),
             partitions=sum(len(topic.pages) for topic in self._topics.infos),
             coordinator=self._coordinator.counts(),
+            coordinator_seconds=self._coordinator.seconds.numbers(),
             access=self._doorman.counts(),
             versions={
                 "penstock": __version__,
