@@ -30,6 +30,7 @@ DOORS = (
     "penstock.__main__",
     "penstock.aio",
     "penstock.metrics",
+    "penstock.otel",
     "penstock.pytest_plugin",
     "penstock.lazily",
     "penstock.version",

@@ -87,6 +87,9 @@ def work(
         str,
         typer.Option(metavar="TOPIC", help="{topic} is the job's; empty: none are written."),
     ] = "{topic}.dlq",
+    otel: Annotated[
+        bool, typer.Option("--otel", help="Trace jobs, by OpenTelemetry's global provider.")
+    ] = False,
     grace: Annotated[
         float, typer.Option(min=0.0, metavar="SECONDS", help="For the job in hand, at the end.")
     ] = 30.0,
@@ -106,7 +109,7 @@ def work(
     }
 
     def begin() -> int:
-        return _work(env, target, topics, options)
+        return _work(env, target, topics, options, is_traced=otel)
 
     return _Pool(env, begin, processes, grace).run()
 
@@ -213,14 +216,30 @@ class _Pool:
 
 
 # --- a worker -------------------------------------------------------------------------------------
-def _work(env: Env, target: str, topics: list[str], options: dict[str, Any]) -> int:
+def _work(
+    env: Env, target: str, topics: list[str], options: dict[str, Any], *, is_traced: bool
+) -> int:
     with Stopper(patient=True) as stopper:
         handler = _handler(target)
+        if is_traced:
+            handler = _traced(handler, options["group"])
         with env.connect() as client, client.share_consumer(*topics, **options) as jobs:
             _loop(handler, jobs, stopper)
             found = jobs.metrics()
     logger.info("worker %d ends: %d done, %d failed", os.getpid(), found["acked"], found["nacked"])
     return ExitCode.DONE
+
+
+def _traced(handler: Handler, group: str) -> Handler:
+    from penstock.client.tracing import Tracing
+
+    tracing = Tracing()
+
+    def traced(job: Job) -> object:
+        with tracing.process(job, group):
+            return handler(job)
+
+    return traced
 
 
 def _handler(target: str) -> Handler:

@@ -31,7 +31,7 @@ from penstock.client.app.subscription import (
     ShareSubscription,
     Subscription,
 )
-from penstock.client.app.worker import COUNTS, Worker
+from penstock.client.app.worker import COUNTS, Worker, producer_of
 from penstock.client.client import Client, connect
 from penstock.client.closing import Closing
 from penstock.client.options import AppOptions, AppShareOptions
@@ -45,6 +45,7 @@ from penstock.core import errors as er
 
 if TYPE_CHECKING:
     from penstock.client.retry.policy import Retry
+    from penstock.client.tracing import Tracing
 
 logger = logging.getLogger("penstock.app")
 
@@ -61,6 +62,7 @@ class App(Closing):
     Args:
         url: the node, as `penstock.connect` takes it, when the app starts.
         stop_timeout: seconds that handlers get to finish what they have in hand.
+        tracing: spans of what handlers do and send, see `penstock.otel.Tracing`.
 
     `client_id`, `transport` and `keys` are those of `penstock.connect`.
     """
@@ -74,6 +76,7 @@ class App(Closing):
         transport: Transport = "auto",
         keys: Keys = None,
         stop_timeout: float = STOP_TIMEOUT,
+        tracing: Tracing | None = None,
     ) -> None:
         check_range("stop_timeout", stop_timeout, 0.0, 86_400.0)
         self.url = url
@@ -81,6 +84,7 @@ class App(Closing):
             "client_id": client_id, "transport": transport, "keys": keys,
         }  # fmt: skip
         self._stop_timeout = stop_timeout
+        self._tracing = tracing
         self._subscriptions: list[Subscription | ShareSubscription] = []
         self._workers: list[Worker] = []
         self._client: Client | None = None
@@ -186,7 +190,7 @@ class App(Closing):
             if self._client is None:
                 raise er.ClosedError("the app is not running: start it, or use it by `with`")
             if self._producer is None:
-                self._producer = self._client.producer()
+                self._producer = producer_of(self._client, self._tracing)
             return self._producer
 
     def send(self, topic: str, value: bytes | None, **fields: Any) -> Delivery:
@@ -217,7 +221,14 @@ class App(Closing):
         self._client = client = connect(self.url, **self._reached)
         self._stopping.clear()
         self._workers = [
-            Worker(told, client, self._stopping, self._begun, lambda: self._events.put(False))
+            Worker(
+                told,
+                client,
+                self._stopping,
+                self._begun,
+                lambda: self._events.put(False),
+                self._tracing,
+            )
             for told in self._subscriptions
             for _ in range(told.concurrency)
         ]

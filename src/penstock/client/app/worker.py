@@ -9,6 +9,7 @@ Owns the thread, the handler's event loop and its producer. Never touches signal
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import logging
 import threading
 from collections.abc import Callable
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from penstock.client.consumer.group.consumer import GroupConsumer
     from penstock.client.producer.producer import Producer
     from penstock.client.share.jobs import Job
+    from penstock.client.tracing import Tracing
 
 logger = logging.getLogger("penstock.app")
 
@@ -42,6 +44,7 @@ class Worker:
         stopping: threading.Event,
         begin: Callable[[Worker], None],
         end: Callable[[], None],
+        tracing: Tracing | None = None,
     ) -> None:
         self.subscription = subscription
         self.counts = dict.fromkeys(COUNTS, 0)
@@ -51,6 +54,7 @@ class Worker:
         self._client = client
         self._stopping = stopping
         self._begin, self._end = begin, end
+        self._tracing = tracing
         self._consumer: GroupConsumer | None = None
         self._producer: Producer | None = None
         self._runner: asyncio.Runner | None = None
@@ -61,7 +65,7 @@ class Worker:
     def producer(self) -> Producer:
         """Of the handler's own records."""
         if self._producer is None:
-            self._producer = self._client.producer()
+            self._producer = producer_of(self._client, self._tracing)
         return self._producer
 
     def _run(self) -> None:
@@ -105,11 +109,19 @@ class Worker:
         """Calls the handler. Raises what it raises."""
         self.in_hand = record
         try:
-            called = self.subscription.handler(record)
-            if self._runner is not None:
-                self._runner.run(called)
+            if self._tracing is None:
+                self._handle(record)
+            else:
+                with self._tracing.process(record, self.subscription.group):
+                    self._handle(record)
         finally:
             self.in_hand = None
+
+    def _handle(self, record: Record | Job) -> None:
+        called = self.subscription.handler(record)
+        if self._runner is not None:
+            context = None if self._tracing is None else contextvars.copy_context()
+            self._runner.run(called, context=context)
 
     def flush(self, timeout: float = FLUSH_TIMEOUT) -> None:
         """Waits until what the handler sent is delivered. Raises what keeps it from that."""
@@ -138,3 +150,8 @@ class Worker:
 
     def _work_on_records(self, told: Subscription) -> None:
         RecordLoop(told, self._client, self._call, self.flush, self._stopping, self.counts).run()
+
+
+def producer_of(client: Client, tracing: Tracing | None) -> Producer:
+    """A producer of handlers' records, traced where handlers are."""
+    return client.producer() if tracing is None else client.producer(on_send=tracing.on_send)
