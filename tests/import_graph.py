@@ -20,7 +20,7 @@ FLOORS = (
     ("security", "observe"),
     ("client",),
     ("server", "database"),
-    ("outbox", "dedup"),
+    ("outbox", "dedup", "kombu"),
     ("logcheck",),
     ("testing", "spark", "cli", "console", "demo", "bench"),
 )

@@ -22,7 +22,8 @@ OF_OTHERS = {
     "--dist": "pytest-xdist", "--from-beginning": "Kafka", "--no-block": "systemctl",
     "--no-deps": "pip",
     "--py-files": "spark-submit", "--seed": "make mutants", "--strict": "mypy",
-    "--svg": "tests/import_graph.py", "--write": "tests/rules_table.py",
+    "--statedb": "celery", "--svg": "tests/import_graph.py",
+    "--write": "tests/rules_table.py",
 }  # fmt: skip
 """Options that pages name alone, and whose they are."""
 

@@ -313,6 +313,12 @@ class Consumer(Closing, Elsewhere):
             bound = backoff.bound() if left is None else min(backoff.bound(), left)
             yield from attachment.sleeping(bound, self._spin, self._has_news)
 
+    def watching(self, seconds: float) -> Waits[None]:
+        """Waits until a poll may bring something, or so many seconds are over: for a thread that
+        looks after several consumers. It may be given up at any time."""
+        self._check_usable()
+        return self._attachment.sleeping(seconds, 0.0, self._has_news)
+
     def brought(self) -> None:
         """Notes that the caller has what a poll returned."""
         self._last.brought()

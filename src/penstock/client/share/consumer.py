@@ -178,9 +178,11 @@ class ShareConsumer(Closing, api_hints.Elsewhere):
         self.brought()
         return jobs
 
-    def polling(self, max_records: int | None, timeout: float | None) -> Waits[list[Job]]:
+    def polling(
+        self, max_records: int | None, timeout: float | None, *, is_exact: bool = False
+    ) -> Waits[list[Job]]:
         """`poll`, with the waiting left to another one. Once the caller gets what it returns,
-        `brought` is to be called."""
+        `brought` is to be called. `is_exact`: it never asks for more meanwhile."""
         if max_records is not None:
             check_records_max(max_records)
         wanted = max_records or self._max_records
@@ -188,7 +190,8 @@ class ShareConsumer(Closing, api_hints.Elsewhere):
         if count:
             self._pace.note(count, time.monotonic() - since)
         yield from self._filling(wanted, timeout)
-        if self._lease_reader.queue and self._pace.records >= max(2 * wanted, AHEAD_MIN):
+        is_ahead = not is_exact and self._pace.records >= max(2 * wanted, AHEAD_MIN)
+        if self._lease_reader.queue and is_ahead:
             count = min(len(self._lease_reader.queue), wanted)
             yield from self._acquirer.attending(count + wanted, waits=False)
         queue = self._lease_reader.queue
@@ -202,6 +205,16 @@ class ShareConsumer(Closing, api_hints.Elsewhere):
     def brought(self) -> None:
         """The caller gets what a poll has returned."""
         self._given = []
+
+    def watching(self, seconds: float) -> Waits[None]:
+        """Waits until a poll may bring something, or so many seconds are over: for a thread that
+        looks after several consumers. It may be given up at any time."""
+        return self._acquirer.sleeping(seconds)
+
+    @property
+    def has_more(self) -> bool:
+        """Whether there are records that nobody has had yet, as far as is known."""
+        return self._lease_reader.has_work()
 
     def filling(self) -> Waits[None]:
         """Waits until a loop over jobs has something to hand out."""
@@ -293,6 +306,16 @@ class ShareConsumer(Closing, api_hints.Elsewhere):
         """All of these are done."""
         for job in jobs:
             job.ack()
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether there are answers that are in no request yet."""
+        return self._leases.waiting > 0
+
+    @property
+    def has_unsent(self) -> bool:
+        """Whether the coordinator is not known to have all answers that were given."""
+        return self._leases.is_unsent
 
     def flush(self, timeout: float | None = None) -> None:
         """Sends all answers that were given, and waits until the coordinator has them: they outlive
