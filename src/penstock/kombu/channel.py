@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple
 from amqp.protocol import queue_declare_ok_t
 from kombu.transport import base, virtual
 
-from penstock.kombu.link import NodeLink
+from penstock.kombu.link import KombuLink
 from penstock.kombu.messages import Raw, work_options
 from penstock.kombu.sources import Source
 from penstock.kombu.unacked import Unacked
@@ -43,7 +43,7 @@ class KombuChannel(virtual.Channel):
     closed: bool
 
     def __init__(self, connection: Any, **options: Any) -> None:
-        self.link: NodeLink = connection.link
+        self.link: KombuLink = connection.link
         self._tags = itertools.count(1)
         self._by_queue: dict[str, _Consumer] = {}
         self._workers: dict[str, Source] = {}

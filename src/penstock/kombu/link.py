@@ -34,7 +34,7 @@ listens to costs its senders nothing."""
 ABSENT_MAX: Final = 1000
 
 
-class NodeLink:
+class KombuLink:
     """For one thread, but for `publish`."""
 
     def __init__(self, url: str, options: TransportOptions, timeout: float | None) -> None:

@@ -16,7 +16,7 @@ from kombu.transport import base, virtual
 
 from penstock.core import errors as er
 from penstock.kombu.channel import KombuChannel
-from penstock.kombu.link import NodeLink
+from penstock.kombu.link import KombuLink
 from penstock.kombu.names import node_url, url_of_parts
 from penstock.kombu.options import TransportOptions
 from penstock.version import __version__
@@ -51,7 +51,7 @@ class KombuTransport(virtual.Transport):
 
     def __init__(self, client: Any, **options: Any) -> None:
         super().__init__(client, **options)
-        self.link: NodeLink | None = None
+        self.link: KombuLink | None = None
         self._loop: Any = None
         self._timer: Any = None
         self._timer_at = float("inf")
@@ -70,7 +70,7 @@ class KombuTransport(virtual.Transport):
         url = client.hostname or ""
         if "://" not in url and (client.port or url != DEFAULT_HOST):
             url = url_of_parts(url, client.port, client.virtual_host)
-        self.link = NodeLink(node_url(url), options, client.connect_timeout)
+        self.link = KombuLink(node_url(url), options, client.connect_timeout)
         return super().establish_connection()
 
     def verify_connection(self, connection: Any) -> bool:
