@@ -43,6 +43,28 @@ def describe_topic(
         _write(env, topic, disk, rates)
 
 
+def describe_hot_keys(env: Env, admin: Admin, name: str) -> None:
+    """Shows the most frequent keys of each partition, and advice."""
+    from penstock.client.admin.hot_keys import as_fields, text_of
+
+    found = admin.hot_keys(name)
+    if env.is_json:
+        output.write_json({"topic": name, "partitions": [as_fields(one) for one in found]})
+        return
+    output.write_columns(
+        ["PARTITION", "SAMPLED", "RECORDS/S", "LOAD", "SHARE", "KEY"],
+        [
+            [one.partition, one.sampled, output.human_count(one.rate), f"{one.load:.0%}",
+             f"{key.share:.1%}", "(none)" if key.key is None else text_of(key.key)]
+            for one in found
+            for key in one.keys
+        ],
+    )  # fmt: skip
+    for one in found:
+        if one.advice:
+            output.write_line(one.advice)
+
+
 def numbers(brokers: Iterable[int]) -> str:
     """Brokers in a table."""
     return ",".join(map(str, brokers)) or "-"

@@ -132,12 +132,22 @@ def _summary(topic: TopicDescription) -> dict[str, Any]:
     }
 
 
-def describe(env: Env, names: Names, sample: Sample = 0.0) -> int:
+def describe(
+    env: Env,
+    names: Names,
+    sample: Sample = 0.0,
+    hot: Annotated[
+        bool,
+        typer.Option("--hot", help="Show the most frequent keys among the newest records instead."),
+    ] = False,
+) -> int:
     """Show the settings of topics and the state of their partitions."""
-    from penstock.cli.describe import describe_topic
+    from penstock.cli.describe import describe_hot_keys, describe_topic
     from penstock.client.admin.admin import is_near
 
     with env.admin() as admin:
+        if hot:
+            return for_each(env, names, lambda name: describe_hot_keys(env, admin, name))
         folder = admin.describe_node().data_folder if is_near(admin) else None
         return for_each(env, names, lambda name: describe_topic(env, admin, name, folder, sample))
 

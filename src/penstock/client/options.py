@@ -35,6 +35,7 @@ class ProducerOptions(TypedDict, total=False):
     on_send: SendHook | None
     on_delivery: DeliveryHook | None
     on_error: ErrorHook | None
+    spread: Mapping[str, int] | Mapping[bytes, int] | None
 
 
 class StageOptions(ProducerOptions, total=False):

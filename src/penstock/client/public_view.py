@@ -25,7 +25,7 @@ PUBLIC_NAMES: Final = {
         "delete_group delete_topic describe_cluster describe_drain describe_group "
         "describe_share_group "
         "describe_node describe_partitions describe_topic drain_broker elect_leaders "
-        "export_offsets import_offsets kick_client list_access list_clients list_groups "
+        "export_offsets hot_keys import_offsets kick_client list_access list_clients list_groups "
         "list_limits list_quotas list_settings list_topics list_transactions list_uses "
         "pause_share_group peek_share_group resume_share_group "
         "reassign_partition reassign_topic remove_access remove_broker report_offsets "

@@ -13,6 +13,8 @@ from penstock.core import errors as er
 if TYPE_CHECKING:
     from penstock.core.encode import Headers
 
+SPREAD_PARTS_MAX: Final = 1024
+SPREAD_KEYS_MAX: Final = 1024
 HeadersLike = Mapping[str, bytes | None] | Iterable[tuple[str, bytes | None]]
 
 HEADERS_MAX: Final = 64
@@ -130,6 +132,18 @@ def check_consumer_options(
     check_choice("latest_only", latest_only, (None, "key", "partition"))
     check_range("spin", spin, 0.0, SPIN_MAX)
     as_spelt("isolation", isolation, ISOLATIONS)
+
+
+def as_spread(given: Mapping[Any, int] | None) -> dict[bytes, int]:
+    """The option `spread` of producers by keys as bytes. Raises `ConfigError`."""
+    found = {}
+    for key, parts in (given or {}).items():
+        if not isinstance(key, bytes | str) or not isinstance(parts, int):
+            raise TypeError(f"spread={given!r:.200} has keys (bytes or str) and numbers of parts")
+        check_range(f"spread[{key!r:.80}]", parts, 2, SPREAD_PARTS_MAX)
+        found[key.encode() if isinstance(key, str) else key] = parts
+    check_range("keys of spread", len(found), 0, SPREAD_KEYS_MAX)
+    return found
 
 
 def check_columns(topic: str, count: int, **columns: Sequence[object] | None) -> None:

@@ -10,6 +10,7 @@ from typing import Any, Final
 import msgspec
 
 from penstock.client import fork_safety
+from penstock.client.admin import hot_keys as hot
 from penstock.client.admin.access import (
     AccessAdmin,
     AccessEntry,
@@ -26,6 +27,7 @@ from penstock.client.admin.cluster import (
 )
 from penstock.client.admin.exported_offsets import ExportedOffsets
 from penstock.client.admin.groups import GroupAdmin, GroupDescription, GroupListing, OffsetReset
+from penstock.client.admin.hot_keys import HotPartition
 from penstock.client.admin.node import ClientInfo, NodeAdmin, SettingInfo, SettingValue
 from penstock.client.admin.peek import PEEK_LIMIT, JobPeek, JobState, PeekedJob
 from penstock.client.admin.share_groups import ShareGroupAdmin, ShareGroupDescription
@@ -328,6 +330,23 @@ class Admin(Closing):
         info = self._find(topic)
         peek = JobPeek(self._ask, self._socket, self._client_id, self._session, self._timeout)
         return peek.look(group, info, state, partitions, limit, values=values)
+
+    def hot_keys(
+        self,
+        topic: str,
+        *,
+        partitions: int | Sequence[int] | None = None,
+        keys: int = hot.SHOWN,
+        sample: int = hot.SAMPLE,
+    ) -> list[HotPartition]:
+        """The most frequent keys among the newest `sample` offsets of each partition, each
+        partition's part of the topic's load, and advice where one key makes it hot. Needs to read
+        the topic."""
+        self._check_attached()
+        return hot.look(
+            self._socket, self._find(topic), partitions, keys=keys, sample=sample,
+            client_id=self._client_id, timeout=self._timeout,
+        )  # fmt: skip
 
     def pause_share_group(self, group: str, *, reason: str = "") -> None:
         """Lets no worker get further jobs of a share group; answers are taken, waits go on. One

@@ -32,6 +32,7 @@ from penstock.client.admin.admin import (
     TrimResult,
 )
 from penstock.client.admin.admin import Admin as BlockingAdmin
+from penstock.client.admin.hot_keys import SAMPLE, SHOWN, HotPartition
 from penstock.client.admin.node import SettingValue
 from penstock.client.admin.peek import PEEK_LIMIT, JobState, PeekedJob
 from penstock.client.aio.waits import in_thread
@@ -173,6 +174,19 @@ class Admin(AsyncClosing):
         self, group: str, *, sample: float = 0.0
     ) -> ShareGroupDescription:
         return await self._do(partial(self._core.describe_share_group, group, sample=sample))
+
+    async def hot_keys(
+        self,
+        topic: str,
+        *,
+        partitions: int | Sequence[int] | None = None,
+        keys: int = SHOWN,
+        sample: int = SAMPLE,
+    ) -> list[HotPartition]:
+        """The most frequent keys of each partition. See `penstock.Admin.hot_keys`."""
+        return await self._do(
+            partial(self._core.hot_keys, topic, partitions=partitions, keys=keys, sample=sample)
+        )
 
     async def peek_share_group(
         self,

@@ -16,7 +16,13 @@ from typing import Any, Final
 import numpy as np
 
 from penstock.client.arrow.intake import Part, Wanted, opened
-from penstock.client.producer.batch_builder import SealSettings, append, next_identity, runs
+from penstock.client.producer.batch_builder import (
+    SealSettings,
+    append,
+    next_identity,
+    runs,
+    spread_keys,
+)
 from penstock.client.producer.delivery import BatchDelivery, Box
 from penstock.client.producer.partitioner import partitions_of_items
 from penstock.client.producer.pipeline import Pipeline
@@ -216,6 +222,8 @@ def choose(keys: BinaryColumn, topic: TopicRoutes) -> Longs:
     chosen = partitions_of_items(data, starts, lengths, len(topic.routes))
     if keys.valid is not None and not keys.valid.all():
         chosen[~keys.valid] = topic.next_sticky()
+    if topic.spread:
+        spread_keys(keys, chosen, topic)
     return chosen
 
 

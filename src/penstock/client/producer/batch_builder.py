@@ -5,7 +5,7 @@ Pure but for the sequence counters it moves on in the routes it is given.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import repeat
@@ -143,11 +143,22 @@ def choose(rows: Rows, topic: TopicRoutes) -> int | npt.NDArray[np.int64]:
         keyed = [index for index, key in enumerate(rows.keys) if key is not None]
         present = rows.keys if len(keyed) == count else [rows.keys[index] for index in keyed]
         chosen[keyed] = partitions_of(present, len(topic.routes))  # type: ignore[arg-type]
+        if topic.spread:
+            spread_keys(rows.keys, chosen, topic)
     if rows.partitions is not None:
         for index, partition in enumerate(rows.partitions):
             if partition is not None:
                 chosen[index] = partition
     return chosen
+
+
+def spread_keys(
+    keys: Iterable[bytes | None], chosen: npt.NDArray[np.int64], topic: TopicRoutes
+) -> None:
+    """Lets the keys that are spread take their partitions by turns."""
+    for row, key in enumerate(keys):
+        if key is not None and key in topic.spread:
+            chosen[row] = topic.spread_on(key, int(chosen[row]))
 
 
 def _dedup_ids(rows: Rows) -> dict[int, bytes]:

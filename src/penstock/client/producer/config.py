@@ -5,13 +5,14 @@ Owns their validation. Knows nothing of how they are obeyed.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from penstock.client.validation import (
     HeadersLike,
     as_spelt,
+    as_spread,
     check_callable,
     check_choice,
     check_flag,
@@ -66,6 +67,9 @@ class ProducerConfig:
             that learns of it. Its exceptions are logged, as with `on_error`.
         on_error: called as on_error(topic, partition, count, error) for records that failed, and
             partition -1 where they had none yet. Not for what `on_full` dropped.
+        spread: partitions that a key's records take by turns, by key, such as {"ann": 4}: its own
+            and those behind it. For a key that is too much for one partition; its records are in
+            order within each partition alone. Keys as text are UTF-8.
     """
 
     client_id: str = ""
@@ -85,6 +89,7 @@ class ProducerConfig:
     on_send: SendHook | None = None
     on_delivery: DeliveryHook | None = None
     on_error: ErrorHook | None = None
+    spread: Mapping[str, int] | Mapping[bytes, int] | None = None
 
     def __post_init__(self) -> None:
         check_text("client_id", self.client_id)
@@ -92,6 +97,7 @@ class ProducerConfig:
         check_callable("on_send", self.on_send)
         check_callable("on_delivery", self.on_delivery)
         check_callable("on_error", self.on_error)
+        as_spread(self.spread)
         check_range("linger", self.linger, 0.0, 60.0)
         check_range(
             "batch_bytes", self.batch_bytes, 1 << 10, lo.LANE_CAPACITY_MAX // lo.FRAME_SHARE

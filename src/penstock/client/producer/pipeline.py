@@ -34,7 +34,7 @@ from penstock.client.producer.sender import Sender, SendGate
 from penstock.client.producer.single_record import express
 from penstock.client.producer.state import ProducerState, Terms
 from penstock.client.remote.address import Place
-from penstock.client.validation import HeadersLike, as_bytes
+from penstock.client.validation import HeadersLike, as_bytes, as_spread
 from penstock.core import errors as er
 from penstock.core.encode import record_overhead
 from penstock.ipc.messages import TopicInfo
@@ -285,7 +285,8 @@ class Pipeline:
         """Gives a topic its routes, and lanes to its writers, before its first record."""
         assert self.state.session is not None
         sender = self.sender
-        found = routes.learn(self.state.session, info)
+        spread = as_spread(self.config.spread)
+        found = routes.learn(self.state.session, info, spread)
         sender.adopt(found)
         for writer in {route.writer for route in found.routes} - set(sender.links):
             sender.open_lane(writer)  # refused now, and not once records wait for it

@@ -6,7 +6,7 @@ Plain bookkeeping under the producer's lock; nothing here waits or talks to the 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, Protocol
 
 from penstock.client.session import Session
@@ -344,15 +344,25 @@ class PartitionRoute:
         return f"{self.topic}-{self.partition}"
 
 
-class TopicRoutes:
-    """A topic and its partitions' routes; `sticky` moves on with every sealed box."""
+_NOT_SPREAD: Final[Mapping[bytes, int]] = {}
 
-    __slots__ = ("info", "record_bytes_max", "routes", "sticky")
+
+class TopicRoutes:
+    """A topic and its partitions' routes; `sticky` moves on with every sealed box. `spread`: the
+    partitions that some keys take by turns."""
+
+    __slots__ = ("_turns", "info", "record_bytes_max", "routes", "spread", "sticky")
 
     def __init__(
-        self, info: TopicInfo, routes: list[PartitionRoute], record_bytes_max: int
+        self,
+        info: TopicInfo,
+        routes: list[PartitionRoute],
+        record_bytes_max: int,
+        spread: Mapping[bytes, int] = _NOT_SPREAD,
     ) -> None:
         self.info = info
+        self.spread = spread
+        self._turns = dict.fromkeys(spread, 0)
         self.routes = routes
         self.record_bytes_max = record_bytes_max
         self.sticky = 0
@@ -388,13 +398,19 @@ class TopicRoutes:
         leader."""
         return any(len(route.pending) >= batches for route in self.routes)
 
+    def spread_on(self, key: bytes, home: int) -> int:
+        """The partition of the next record with a key of `spread`, from its own one on."""
+        turn = self._turns[key]
+        self._turns[key] = (turn + 1) % min(self.spread[key], len(self.routes))
+        return (home + turn) % len(self.routes)
+
     def next_sticky(self) -> int:
         chosen = self.sticky
         self.sticky = (chosen + 1) % len(self.routes)
         return chosen
 
 
-def learn(session: Session, info: TopicInfo) -> TopicRoutes:
+def learn(session: Session, info: TopicInfo, spread: Mapping[bytes, int]) -> TopicRoutes:
     """Returns the routes of a topic as its node describes it."""
     bound = session.welcome.lane_capacity // lo.FRAME_SHARE
     bound -= lo.FRAME_BYTES + hd.HEADER_BYTES + BATCH_OVERHEAD
@@ -404,7 +420,7 @@ def learn(session: Session, info: TopicInfo) -> TopicRoutes:
         )
         for number, page in enumerate(info.pages)
     ]
-    topic = TopicRoutes(info, routes, min(bound, info.settings.record_bytes_max or bound))
+    topic = TopicRoutes(info, routes, min(bound, info.settings.record_bytes_max or bound), spread)
     topic.sticky = session.producer_id % len(routes)  # or short-lived producers share the first
     return topic
 

@@ -25,6 +25,8 @@ def _route_of(topic: TopicRoutes, key: bytes | None, fields: RecordFields) -> Pa
         ident = work.dedup_id if key is None and work is not None else key
         count = len(topic.routes)
         partition = topic.next_sticky() if ident is None else partition_of(ident, count)
+        if topic.spread and key is not None and key in topic.spread:
+            partition = topic.spread_on(key, partition)
     return topic.routes[partition]
 
 
