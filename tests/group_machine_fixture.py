@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TypeVar
 
+import msgspec
+
 from penstock.cluster.decisions import Decision, Record
 from penstock.cluster.groups import (
     Assignment,
@@ -125,7 +127,8 @@ class Shell:
 
 
 def durable_state(machine: GroupMachine, now: float) -> object:
-    """All that the machine tells of its groups and that has to survive a reload."""
+    """All that the machine tells of its groups and that has to survive a reload: of commits the
+    last one, for compaction takes those before it."""
     found = []
     for info in machine.list_groups("").groups:
         page = machine.describe(info.group, 0)
@@ -133,5 +136,6 @@ def durable_state(machine: GroupMachine, now: float) -> object:
         assert not any(decision.records for decision in synced)
         members = [(m.member_id, m.instance_id, m.client, m.partitions) for m in page.members]
         answers = [decision.answer for decision in synced]
-        found.append((page.info, members, page.partitions, page.skipped, answers))
+        partitions = [msgspec.structs.replace(each, commits=[]) for each in page.partitions]
+        found.append((page.info, members, partitions, page.skipped, answers))
     return found

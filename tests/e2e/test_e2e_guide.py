@@ -213,11 +213,12 @@ def test_the_page_on_clusters_has_the_settings_of_a_broker_with_their_defaults()
 
 
 def test_the_fixed_bounds_are_the_ones_of_the_code():
+    pages = (LIMITS, LIMITS.with_name("limits-of-clusters.md"))
     rows = re.findall(
         r"^\| [^|]+ \| (\d+ [KM]iB|[\d,.]+)[^|]* \| `([\w/.]+)` \(`([A-Z_]+)`",
-        LIMITS.read_text(), re.MULTILINE,
+        "\n".join(page.read_text() for page in pages), re.MULTILINE,
     )  # fmt: skip
-    assert len(rows) >= 10
+    assert len(rows) >= 50
     for value, path, name in rows:
         source = (ROOT / path).read_text()
         match = re.search(rf"^{name}(?:: Final)? = ([^#\n]+)", source, re.MULTILINE)
