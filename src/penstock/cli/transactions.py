@@ -1,4 +1,4 @@
-"""`penstock transaction list`: what is open, and for how long."""
+"""`penstock transaction ...`: list, abort."""
 
 from __future__ import annotations
 
@@ -8,19 +8,16 @@ from typing import Annotated, Any
 import typer
 
 from penstock.cli import output
+from penstock.cli.asking import confirm
 from penstock.cli.command import Env, command
 
 
 def make(settings: dict[str, Any]) -> typer.Typer:
     """The command group."""
     app = typer.Typer(help="Transactional producers and stages.", **settings)
-    app.callback()(_nothing)
     command(app, "list")(list_transactions)
+    command(app, "abort")(abort)
     return app
-
-
-def _nothing() -> None:
-    """Transactional producers and stages."""
 
 
 def list_transactions(
@@ -45,3 +42,24 @@ def list_transactions(
             for row in rows
         ],
     )
+
+
+def abort(
+    env: Env,
+    transactional_id: Annotated[str, typer.Argument(metavar="ID", help="As `list` shows it.")],
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+) -> None:
+    """Abort what is open of a transactional id, and fence its producer: readers of committed
+    records go on behind it."""
+    from penstock.client.transactions.abort import abort_transaction, find_transaction
+
+    with env.connect() as client:
+        found = find_transaction(client, transactional_id)
+        if not yes:
+            confirm(
+                f"Abort what {transactional_id} has open for {found.open_for:.0f} s, and fence its "
+                "producer?",
+                tries=False,
+            )
+        abort_transaction(client, transactional_id)
+    env.say(f"aborted what {transactional_id} had open ({found.state})")

@@ -20,7 +20,7 @@ from penstock.console.guard import ConsoleDoor, ConsoleGuard, PeerCheck, Session
 from penstock.console.link import NodeLink
 from penstock.console.live import LiveEvents
 from penstock.console.sampler import Sampler
-from penstock.console.web import groups, overview, records, topics
+from penstock.console.web import cluster, groups, letters, overview, records, security, topics
 from penstock.console.web.shell import Action, ConsoleShell, Show
 
 STATIC: Final = Path(__file__).parent / "static"
@@ -40,8 +40,18 @@ PAGES: Final[tuple[tuple[str, Show], ...]] = (
     *topics.PAGES,
     *records.PAGES,
     *groups.PAGES,
+    *letters.PAGES,
+    *cluster.PAGES,
+    *security.PAGES,
 )
-ACTIONS: Final[tuple[Action, ...]] = (*topics.ACTIONS, *records.ACTIONS, *groups.ACTIONS)
+ACTIONS: Final[tuple[Action, ...]] = (
+    *topics.ACTIONS,
+    *records.ACTIONS,
+    *groups.ACTIONS,
+    *letters.ACTIONS,
+    *cluster.ACTIONS,
+    *security.ACTIONS,
+)
 
 
 def make_app(

@@ -50,6 +50,11 @@ class ConsoleConfig:
     proxy: str | None = None
 
     def __post_init__(self) -> None:
+        if self.keys is not None and not self.url.startswith("tcp://"):
+            raise ConfigError(
+                f"{self.url} is reached as the node's user, without a key: with --keys name the "
+                "node by tcp://HOST:PORT"
+            )
         if (self.certificate is None) != (self.private_key is None):
             raise ConfigError("TLS takes both files: --certificate and --private-key")
         if self.password is not None and len(self.password) < PASSWORD_MIN:

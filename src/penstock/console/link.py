@@ -7,6 +7,7 @@ one lost its node it is closed, and the next work connects again.
 from __future__ import annotations
 
 import asyncio
+import os
 import queue
 import threading
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from typing import Final, TypeVar
 from penstock.client.admin.admin import Admin
 from penstock.client.client import Client, connect
 from penstock.core import errors as er
+from penstock.security.keys import KEY_VARIABLE
 
 SEATS: Final = 4
 """Works at one time, and connections to the node."""
@@ -44,9 +46,13 @@ class ConsoleSeat:
     @property
     def client(self) -> Client:
         if self._client is None:
+            # With a key it is that principal, also where shared memory would be nearer.
+            has_key = self._keys is not None or KEY_VARIABLE in os.environ
+            by_key = has_key and self.url.startswith("tcp://")
             self._client = connect(
-                self.url, client_id=CLIENT_ID, timeout=CONNECT_SECONDS, keys=self._keys
-            )
+                self.url, client_id=CLIENT_ID, timeout=CONNECT_SECONDS, keys=self._keys,
+                transport="tcp" if by_key else "auto",
+            )  # fmt: skip
         return self._client
 
     @property

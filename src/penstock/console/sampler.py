@@ -119,20 +119,16 @@ class Sampler:
     # --- one look ---
     def look(self) -> Figures:
         """Looks once. A part that the console's principal may not see is left out, and said."""
-        admin = self._seat.admin
         figures = Figures(at=time.time(), url=self._seat.url)
-        node = admin.describe_node()
-        figures.topics, figures.partitions = node.topics, node.partitions
-        figures.clients, figures.started_at = node.clients, node.started_at
-        figures.version = node.versions.get("penstock", "")
         for name, part in (
+            ("the node", self._look_at_node),
             ("topics", self._look_at_topics),
             ("groups", self._look_at_groups),
             ("transactions", self._look_at_transactions),
         ):
             self._part(figures, name, part)
-        if node.cluster:
-            self._part(figures, "cluster", self._look_at_cluster)
+        if figures.is_clustered:
+            self._part(figures, "the cluster", self._look_at_cluster)
         return figures
 
     def _part(self, figures: Figures, name: str, look: Callable[[Figures], None]) -> None:
@@ -140,6 +136,11 @@ class Sampler:
             look(figures)
         except er.AccessDeniedError:
             figures.hidden.append(name)
+
+    def _look_at_node(self, figures: Figures) -> None:
+        node = self._seat.admin.describe_node()
+        figures.topics, figures.partitions = node.topics, node.partitions
+        figures.clients, figures.is_clustered = node.clients, bool(node.cluster)
 
     def _look_at_topics(self, figures: Figures) -> None:
         counts: dict[str, tuple[int, int]] = {}
@@ -155,6 +156,7 @@ class Sampler:
             more = page.more and bool(page.topics)
             after = page.topics[-1].name if page.topics else ""
         figures.topics_seen = len(counts)
+        figures.topics = max(figures.topics, len(counts))
         now = time.monotonic()
         if self._before is not None:
             at, known = self._before

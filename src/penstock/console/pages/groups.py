@@ -160,6 +160,6 @@ def forget_plan(url: str, group: GroupDescription) -> ActionPlan:
         says.append(f"It has {counted(len(group.members), 'member')}: stop them first.")
     return ActionPlan(
         f"Delete group {group.group}", tuple(says), command(url, "group", "delete", group.group),
-        "Delete it for ever", page_link("group", name=group.group), typed=group.group,
+        "Delete it for ever", page_link("group", name=group.group),
         is_empty=bool(group.members),
     )  # fmt: skip

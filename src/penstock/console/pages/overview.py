@@ -42,8 +42,7 @@ class Figures:
     at: float
     url: str = ""
     away: str = ""
-    version: str = ""
-    started_at: float = 0.0
+    is_clustered: bool = False
     topics: int = 0
     topics_seen: int = 0
     partitions: int = 0

@@ -24,8 +24,7 @@ def table(heads: tuple[str, ...], rows: list[tuple[object, ...]]) -> PageTable:
 
 @dataclass(frozen=True, slots=True)
 class ActionPlan:
-    """`typed`: the name that has to be typed before the button works; None: none. `back`: the page
-    that one came from. `is_empty`: there is nothing to do."""
+    """`back`: the page that one came from. `is_empty`: there is nothing to do."""
 
     title: str
     says: tuple[str, ...]
@@ -33,7 +32,6 @@ class ActionPlan:
     button: str
     back: str
     table: PageTable | None = None
-    typed: str | None = None
     is_empty: bool = False
 
 

@@ -142,7 +142,7 @@ def delete_plan(url: str, topic: TopicDescription, groups: Iterable[TopicReader]
         says.append(f"Groups that read it: {', '.join(names[:20])}.")
     return ActionPlan(
         f"Delete topic {topic.name}", tuple(says), command(url, "topic", "delete", topic.name),
-        "Delete it for ever", page_link("topic", name=topic.name), typed=topic.name,
+        "Delete it for ever", page_link("topic", name=topic.name),
     )  # fmt: skip
 
 
@@ -165,6 +165,6 @@ def trim_plan(
         title,
         (says,),
         command(url, *words), "Remove them for ever", back,
-        table(("Partition", "Start", "Then", "Records", "Segments"), rows), typed=name,
+        table(("Partition", "Start", "Then", "Records", "Segments"), rows),
         is_empty=records == 0,
     )  # fmt: skip

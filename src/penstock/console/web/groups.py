@@ -185,7 +185,7 @@ def do_resume(seat: ConsoleSeat, form: Form) -> ActionDone:
 PAGES: Final = (("/groups", groups), ("/group", group), ("/queues", queues), ("/queue", queue))
 ACTIONS: Final = (
     Action("/group/seek", plan_seek, do_seek),
-    Action("/group/delete", plan_forget, do_forget),
+    Action("/group/delete", plan_forget, do_forget, typed="name"),
     Action("/queue/pause", plan_pause, do_pause),
     Action("/queue/resume", plan_resume, do_resume),
 )

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import hmac
 import time
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import msgspec
 from starlette.responses import JSONResponse, PlainTextResponse, RedirectResponse, StreamingResponse
 
+from penstock.client.admin.admin import Admin, topic_page
 from penstock.console.guard import (
     LOGIN,
     SESSION_SECONDS,
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 async def overview(shell: ConsoleShell, request: Request) -> Response:
     figures = shell.sampler.figures
     if figures is None:  # the first look is not over
-        figures = await shell.ask(lambda seat: _first(seat.admin.describe_node))
+        figures = await shell.ask(lambda seat: _first(seat.admin))
     if figures.away:
         raise er.NotConnectedError(figures.away)
     sentence, is_well = verdict(figures)
@@ -43,8 +43,9 @@ async def overview(shell: ConsoleShell, request: Request) -> Response:
     )  # fmt: skip
 
 
-def _first(describe: Callable[[], object]) -> Figures:
-    describe()
+def _first(admin: Admin) -> Figures:
+    """Nothing yet but that the node answers."""
+    topic_page(admin)
     return Figures(at=time.time())
 
 

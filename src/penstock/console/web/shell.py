@@ -54,11 +54,12 @@ STATUS: Final[tuple[tuple[type[er.PenstockError], int], ...]] = (
 @dataclass(frozen=True, slots=True)
 class Action:
     """A change of the node. `plan` tells what it would do, `do` does it; both ask the node in a
-    thread of the pool."""
+    thread of the pool. `typed`: the field whose text is typed once more before it is done."""
 
     path: str
     plan: Callable[[ConsoleSeat, Form], ActionPlan]
     do: Callable[[ConsoleSeat, Form], ActionDone]
+    typed: str = ""
 
 
 class ConsoleShell:
@@ -114,11 +115,14 @@ class ConsoleShell:
     async def _act(self, action: Action, request: Request) -> Response:
         form = await checked_form(request, self.door.names)
         step, typed = form.pop("step", "plan"), form.pop("typed", None)
-        plan = await self.ask(lambda seat: action.plan(seat, form))
+        name = wanted(form, action.typed) if action.typed else None
         if step != "do":
-            return self.page(request, "plan.html", plan=plan, action=action.path, fields=form)
-        if plan.typed is not None and typed != plan.typed:
-            raise RefusedActionError(400, f"nothing was done: type {plan.typed} to say that it may")
+            plan = await self.ask(lambda seat: action.plan(seat, form))
+            return self.page(
+                request, "plan.html", plan=plan, action=action.path, fields=form, typed=name
+            )
+        if name is not None and typed != name:
+            raise RefusedActionError(400, f"nothing was done: type {name} to say that it may")
         return self.done(await self.ask(lambda seat: action.do(seat, form)))
 
     async def _guarded(

@@ -176,6 +176,6 @@ PAGES: Final = (("/topics", topics), ("/topic", topic))
 ACTIONS: Final = (
     Action("/topic/create", plan_create, do_create),
     Action("/topic/alter", plan_alter, do_alter),
-    Action("/topic/delete", plan_delete, do_delete),
-    Action("/topic/trim", plan_trim, do_trim),
+    Action("/topic/delete", plan_delete, do_delete, typed="name"),
+    Action("/topic/trim", plan_trim, do_trim, typed="name"),
 )
