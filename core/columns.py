@@ -205,6 +205,11 @@ class Columns:
         self.work = work
         self.mapped_end = 0
 
+    @property
+    def is_mapped(self) -> bool:
+        """Whether they view a file, and take no memory for its bytes."""
+        return bool(self.mapped_end) and isinstance(self.values.data.obj, Window)
+
     def check_mapped(self) -> None:
         """Raises `StorageError` where the file that they view was cut since it was read."""
         window = self.values.data.obj
@@ -231,15 +236,18 @@ class Columns:
             return min(max(offset - self.head.base_offset, 0), self.count)
         return int(np.searchsorted(self._sparse, offset - self.head.base_offset))
 
-    def headers(self) -> list[HeaderList] | None:
-        """Per record a tuple of (name, value) pairs; None where the batch has no headers at all."""
+    def headers(self, start: int = 0, stop: int | None = None) -> list[HeaderList] | None:
+        """Per record, of these rows, a tuple of (name, value) pairs; None where the batch has no
+        headers at all."""
         if self.header_columns is None:
             return None
         lists, names, values = self.header_columns
-        texts = [str(name, "utf-8", "replace") for name in names.to_list() if name is not None]
-        pairs = list(zip(texts, values.to_list(), strict=True))
-        bounds = lists.tolist()
-        return [tuple(pairs[start:stop]) for start, stop in pairwise(bounds)]
+        bounds = lists[start : (self.count if stop is None else stop) + 1].tolist()
+        first, end = bounds[0], bounds[-1]
+        named = names[first:end].to_list()
+        texts = [str(name, "utf-8", "replace") for name in named if name is not None]
+        pairs = list(zip(texts, values[first:end].to_list(), strict=True))
+        return [tuple(pairs[low - first : high - first]) for low, high in pairwise(bounds)]
 
 
 def _ints(

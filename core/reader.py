@@ -25,7 +25,7 @@ from penstock.core.errors import (
     PenstockError,
     StorageError,
 )
-from penstock.core.segment import find_batch, list_segments, open_for_reading
+from penstock.core.segment import find_batch, list_segments, open_for_reading, read_index
 from penstock.core.storage import Storage, Window, cut_off
 
 WINDOW_BYTES: Final = 16 << 20
@@ -35,6 +35,13 @@ PAGE_BYTES: Final = 4096
 RECENT: Final = 10.0
 """Seconds for which what is appended is taken to be in memory."""
 BATCHES_MAX: Final = 1 << 20
+WINDOWS_MAX: Final = 16
+"""Windows of a segment that looks keep: its records here and there are mapped already."""
+INDEX_BYTES_MAX: Final = 1 << 20
+"""An index that is longer is read for each look."""
+INDEX_STEP: Final = 1 << 20
+"""Bytes by which the log grows until the index of its last segment is read again."""
+_UNPLACED: Final = 1 << 62
 _NO_MAGIC: Final = bytes(4)
 _NOT_ALONE: Final = hd.ATTR_CONTROL | hd.ATTR_TRANSACTIONAL
 
@@ -75,13 +82,31 @@ class LogReader:
         self._view_start = 0
         self._populated = 0  # up to here in the file, this call of `fetch` may touch the window
         self._ahead = 0  # bytes that this call is expected to touch
+        self._looks = False  # the segment stays open from one look to the next
+        self._windows: list[tuple[int, Window]] = []  # of it, the one used last is first
+        self._index: tuple[bytes, float] | None = None  # of it, and how far that went then
         self._marked_at = -math.inf  # when `_mark` was the end of the log: (segment, valid bytes)
         self._mark = (0, 0)
 
     def seek(self, offset: int) -> None:
         """Go on at `offset` with the next `fetch`."""
         self.offset = offset
+        self._looks = False
         self._close_segment()
+
+    def look(self, offset: int) -> None:
+        """As `seek`, for single batches here and there: the segment stays open with its index, and
+        mapped where it was, and the next `fetch` finds out whether it holds `offset`."""
+        self.offset = offset
+        self._looks = True
+        self._at = _UNPLACED
+
+    def let_go_below(self, start: int) -> None:
+        """Closes a segment that may have been deleted: the log begins with `start`."""
+        if self._looks and self._base is not None and self._base < start:
+            after = bisect_right(self._bases, self._base)
+            if after == len(self._bases) or self._bases[after] <= start:
+                self._close_segment()
 
     def fetch(
         self, limit: Limit, bytes_max: int, batches_max: int = BATCHES_MAX, *, every: bool = False
@@ -105,6 +130,8 @@ class LogReader:
         if now - self._marked_at > RECENT:
             self._marked_at, self._mark = now, (limit.base, limit.valid_bytes)
         try:
+            if self._at == _UNPLACED:
+                self._place(limit)
             while self.offset < limit.offset and size < bytes_max and len(found) < batches_max:
                 if self._base is None and not self._open_at(self.offset, limit):
                     break
@@ -240,18 +267,29 @@ class LogReader:
 
     def _map(self, needed: int, end: int | None) -> bool:
         """Map a window that holds the file from the cursor to byte `needed`."""
+        for at, kept in self._windows:
+            if at <= self._at and needed <= at + len(kept):
+                self._show(at, kept)
+                return True
         size = self._storage.size(self._fd)
         if needed > size:
             if end is not None and size < end:
                 raise cut_off(self._storage.path_of(self._fd), size, end)
             return False
         start = self._at & -PAGE_BYTES
+        if self._looks and needed <= (self._at & -WINDOW_BYTES) + WINDOW_BYTES:
+            start = self._at & -WINDOW_BYTES  # others may be before it
         stop = min(size, max(start + WINDOW_BYTES, needed))
         # The old map goes when the last column that views it goes.
-        self._window = self._storage.map_readonly(self._fd, stop - start, start)
-        self._view = memoryview(self._window)
-        self._view_start = start
+        self._show(start, self._storage.map_readonly(self._fd, stop - start, start))
         return True
+
+    def _show(self, start: int, window: Window) -> None:
+        """Views this one."""
+        if self._looks:
+            others = [(at, kept) for at, kept in self._windows if at != start]
+            self._windows = [(start, window), *others[: WINDOWS_MAX - 1]]
+        self._window, self._view, self._view_start = window, memoryview(window), start
 
     def _open_at(self, offset: int, limit: Limit) -> bool:
         """Opens the segment that holds `offset` and moves the cursor to its batch."""
@@ -272,12 +310,39 @@ class LogReader:
             end = limit.valid_bytes if base == limit.base else None
             self._base, self._fd = base, fd
             try:
-                self._at, _ = find_batch(self._storage, self._folder, base, fd, offset, end)
+                self._at, _ = self._found_at(base, fd, offset, end)
             except BaseException:
                 self._close_segment()
                 raise
             return True
         return False
+
+    def _place(self, limit: Limit) -> None:
+        """Moves the cursor to the batch of `offset` in the segment that is open still; closes that
+        if another one has it."""
+        offset, base = self.offset, self._base
+        if base is not None:
+            after = bisect_right(self._bases, offset)
+            knows_next = 0 < after < len(self._bases)
+            if base == (self._bases[after - 1] if knows_next else limit.base) <= offset:
+                end = limit.valid_bytes if base == limit.base else None
+                # A torn call must not leave another place's window for this one.
+                self._window, self._view, self._view_start = None, memoryview(b""), 0
+                self._at, _ = self._found_at(base, self._fd, offset, end)
+                return
+        self._close_segment()
+
+    def _found_at(self, base: int, fd: int, offset: int, end: int | None) -> tuple[int, int]:
+        """As `find_batch`; looks do not read the index each time."""
+        if not self._looks:
+            return find_batch(self._storage, self._folder, base, fd, offset, end)
+        upto = math.inf if end is None else end
+        if self._index is None or upto - self._index[1] > INDEX_STEP:
+            self._index = read_index(self._storage, self._folder, base), upto
+        index, _ = self._index
+        if len(index) > INDEX_BYTES_MAX:
+            self._index = None
+        return find_batch(self._storage, self._folder, base, fd, offset, end, index)
 
     def _advance(self, limit: Limit) -> bool:
         """Go on to the segment after this one; False if it is not there (yet)."""
@@ -326,6 +391,8 @@ class LogReader:
             self._storage.close(fd)
         self._base = None
         self._until = None
+        self._windows = []
+        self._index = None
         self._window = None
         self._view = memoryview(b"")
         self._view_start = 0

@@ -209,17 +209,29 @@ class Scan:
         return None
 
 
+def read_index(storage: Storage, folder: str, base_offset: int) -> bytes:
+    """The index by offset of a segment; empty where there is none."""
+    return storage.read_file(index_paths(folder, base_offset)[0]) or b""
+
+
 def find_batch(
-    storage: Storage, folder: str, base_offset: int, fd: int, offset: int, end: int | None = None
+    storage: Storage,
+    folder: str,
+    base_offset: int,
+    fd: int,
+    offset: int,
+    end: int | None = None,
+    index: bytes | None = None,
 ) -> tuple[int, int]:
     """Returns the (position, base offset) of the batch of this segment that holds `offset`. If
     compaction left none, returns the first one above, or the place behind the last batch if all are
-    below.
+    below. `index`: where it was read before.
 
     The index only says where to begin. The log confirms it, and if it turns out wrong the segment
     is read from its start.
     """
-    index = storage.read_file(index_paths(folder, base_offset)[0]) or b""
+    if index is None:
+        index = read_index(storage, folder, base_offset)
     for start, position in (lookup_offset(index, base_offset, offset), (base_offset, 0)):
         if not position:
             start = base_offset
@@ -237,7 +249,7 @@ def last_batch(
 ) -> tuple[int, BatchHeader] | None:
     """(position, header) of the last batch below offset `until`; None if there is none. Costs one
     interval of the index."""
-    index = storage.read_file(index_paths(folder, base_offset)[0]) or b""
+    index = read_index(storage, folder, base_offset)
     for start, position in (lookup_offset(index, base_offset, until), (base_offset, 0)):
         scan = Scan(storage, fd, position=position, offset=start, until=until, end=end)
         last = deque(scan, maxlen=1)

@@ -20,7 +20,7 @@ IDENTITY = hd.BatchIdentity(bytes(16), 0, 1, 0, 0)
 
 @pytest.fixture
 def part() -> Any:
-    return SimpleNamespace(name=NAME, page=SimpleNamespace(leader_epoch=3))
+    return SimpleNamespace(name=NAME, page=SimpleNamespace(leader_epoch=3, log_start=0))
 
 
 def batch_at(first: int, records: int) -> Chunk:
@@ -73,3 +73,21 @@ def test_after_another_leader_nothing_that_was_read_before_is_taken_for_what_sta
     assert kept.find(part, 0, 1, 1) is None
     kept.keep(part, [batch_at(0, 5)])
     assert values(kept.find(part, 4, 5, 1)) == [b"4"]
+
+
+def test_what_is_below_the_logs_start_is_gone_and_lets_go_of_its_file(part):
+    kept = KeptBatches(1 << 20)
+    kept.keep(part, [batch_at(first, 5) for first in (0, 5, 10)])
+    part.page.log_start = 7
+    assert kept.find(part, 6, 7, 1) is None
+    assert values(kept.find(part, 10, 11, 1)) == [b"10"]
+    part.page.log_start = 0
+    kept.keep(part, [batch_at(5, 5)])
+    kept.forget(("others", 0), below=10)
+    assert values(kept.find(part, 5, 6, 1)) == [b"5"]
+    kept.forget(NAME, below=10)
+    assert [kept.find(part, first, first + 1, 1) is None for first in (0, 5, 10)] == [
+        True, True, False
+    ]  # fmt: skip
+    kept.forget(NAME)
+    assert kept.find(part, 10, 11, 1) is None

@@ -16,12 +16,13 @@ TOPIC = bytes(16)
 class SlowCursor:
     """Brings what it stands at the second time that it is asked; none of it holds a record."""
 
-    def __init__(self) -> None:
+    def __init__(self, partition: int) -> None:
+        self.name = ("jobs", partition)
         self.offset = 0
         self.page = SimpleNamespace(leader_epoch=0)
         self._was_asked = False
 
-    def jump(self, offset: int) -> None:
+    def look(self, offset: int) -> None:
         self.offset = offset
         self._was_asked = False
 
@@ -34,7 +35,7 @@ class SlowCursor:
 def test_a_lease_whose_records_are_on_their_way_is_left_for_no_other_of_its_partition():
     counts: dict[str, int] = {}
     leases = OpenLeases("g", counts, lambda: "m")
-    cursors = {("jobs", partition): SlowCursor() for partition in (0, 1)}
+    cursors = {("jobs", partition): SlowCursor(partition) for partition in (0, 1)}
     group: Any = SimpleNamespace(partitions=cursors)
     ahead = LookAhead(sh.ShareSettings(), 1 << 20)
     reader = LeaseReader(group, leases, counts, 1 << 20, ahead, False)

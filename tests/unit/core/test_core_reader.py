@@ -81,11 +81,12 @@ def test_bytes_max_bounds_a_fetch_but_never_to_nothing(world):
     assert reader.offset == 10
 
 
-def test_seek_to_every_offset(tmp_path):
+@pytest.mark.parametrize("go", [LogReader.seek, LogReader.look])
+def test_seek_to_every_offset(tmp_path, go):
     world = rolling(tmp_path)
     reader = world.reader()
     for offset in random.Random("seek").sample(range(len(world.values) + 1), len(world.values) + 1):
-        reader.seek(offset)
+        go(reader, offset)
         found = reader.fetch(world.limit, 1)
         batch_end = next((end for end in world.ends if end > offset), offset)
         assert values_of(found, offset) == expected(world, offset, batch_end)
@@ -94,8 +95,59 @@ def test_seek_to_every_offset(tmp_path):
     assert read_to(reader, world.limit) == expected(world, 3)
 
 
+class Counting(Storage):
+    """Counts what is opened and mapped, and knows what is open."""
+
+    def __init__(self):
+        super().__init__()
+        self.opened, self.mapped, self.is_open = 0, 0, set()
+
+    def open(self, path, flags, mode=0o600):
+        fd = super().open(path, flags, mode)
+        self.opened += path.endswith(".log")
+        self.is_open.add(fd)
+        return fd
+
+    def close(self, fd):
+        super().close(fd)
+        self.is_open.discard(fd)
+
+    def map_readonly(self, fd, length, position=0):
+        self.mapped += 1
+        return super().map_readonly(fd, length, position)
+
+
+def test_looks_open_a_segment_once_and_map_a_window_once_also_while_it_grows(world, monkeypatch):
+    monkeypatch.setattr(reader_module, "WINDOW_BYTES", 8192)
+    monkeypatch.setattr(reader_module, "INDEX_STEP", 4096)
+    draw, storage = random.Random("looks"), Counting()
+    reader = LogReader(storage, world.folder)
+    for _ in range(40):
+        world.append(*[[b"x" * draw.randrange(1, 900)] * draw.randrange(1, 4) for _ in range(4)])
+        for _ in range(5):
+            offset = draw.randrange(len(world.values))
+            reader.look(offset)
+            assert (offset, world.values[offset]) in values_of(reader.fetch(world.limit, 1), 0)
+    assert storage.opened == len(storage.is_open) == 1
+    assert storage.mapped < 100, "of 200 looks many find their window"
+    reader.let_go_below(0)
+    assert storage.is_open
+    world.log.roll(TIME)
+    world.append([b"new"])
+    reader.look(len(world.values) - 1)
+    assert values_of(reader.fetch(world.limit, 1)) == [(len(world.values) - 1, b"new")]
+    assert (storage.opened, len(storage.is_open)) == (2, 1)
+    reader.look(0)
+    reader.fetch(world.limit, 1)
+    reader.let_go_below(world.limit.base - 1)
+    assert storage.is_open
+    reader.let_go_below(world.limit.base)
+    assert not storage.is_open
+
+
+@pytest.mark.parametrize("go", [LogReader.seek, LogReader.look])
 @pytest.mark.parametrize("damage", ["gone", "empty", "torn", "zeroed", "garbage", "shifted"])
-def test_invariant_9_no_index_changes_what_a_seek_finds(tmp_path, damage):
+def test_invariant_9_no_index_changes_what_a_seek_finds(tmp_path, damage, go):
     world = rolling(tmp_path)
     world.log.close(clean=True)
     indexes = sorted((tmp_path / "log").glob("*.index"))
@@ -117,7 +169,7 @@ def test_invariant_9_no_index_changes_what_a_seek_finds(tmp_path, damage):
         )
     reader = world.reader()
     for offset in range(0, len(world.values), 3):
-        reader.seek(offset)
+        go(reader, offset)
         assert values_of(reader.fetch(world.limit, 1), offset)[0] == (offset, world.values[offset])
 
 

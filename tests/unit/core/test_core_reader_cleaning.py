@@ -53,6 +53,7 @@ class Scene:
         self.folder = str(folder)
         self.storage = Watched(self.look)
         self.readers: list[tuple[LogReader, dict[int, bytes | None], list[int]]] = []
+        self.looker, self.looked_up = LogReader(Storage(), self.folder), 0
         self.start = 0
         self.written = {}
         self.sequence = 0
@@ -87,8 +88,22 @@ class Scene:
         for reader, found, begun in list(self.readers):
             if self.rng.random() < 0.5:
                 self.fetch(reader, found, begun, self.rng.choice([1, 2000]))
+        if self.readers:
+            self.look_up()
         if self.readers and self.rng.random() < 0.1:
             self.read(self.rng.randrange(self.start, self.log.log_end + 1))
+
+    def look_up(self):
+        """A reader of single records, whose segment stays open, brings them or those behind."""
+        self.looker.let_go_below(self.start)
+        offset = self.rng.randrange(self.start, self.log.log_end + 1)
+        self.looker.look(offset)
+        for head, view, position in self.looker.fetch(self.limit, 1):
+            columns = decode(view, position, head)
+            assert head.next_offset > offset
+            for at, value in zip(columns.offsets.tolist(), columns.values, strict=True):
+                assert value == self.written[at][1]
+                self.looked_up += 1
 
     def fetch(self, reader, found, begun, bytes_max):
         wanted = reader.offset
@@ -134,6 +149,8 @@ class Scene:
             assert {o for o in left if o >= begun[-1]} <= found.keys()
             assert list(found) == sorted(found)
             reader.close()
+        assert self.looked_up
+        self.looker.close()
 
 
 @pytest.mark.rule(11)

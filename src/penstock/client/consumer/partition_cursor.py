@@ -138,6 +138,17 @@ class AssignedPartition:
         self._epoch = leader_epoch
         self._reader.seek(offset)
 
+    def look(self, offset: int) -> None:
+        """As `jump`, for single batches here and there: what is open of the log stays open."""
+        self._carry = []
+        self.offset = offset
+        self._epoch = EPOCH_UNKNOWN
+        self._reader.look(offset)
+
+    def let_go_of_deleted(self) -> None:
+        """Closes what retention has deleted."""
+        self._reader.let_go_below(self.page.log_start)
+
     def take(self, room: int | None, bytes_max: int = FETCH_BYTES) -> list[Chunk]:
         """Returns the next rows, at most `room` of them (None: one fetch of about `bytes_max`, at
         least a batch). Empty if there are none.

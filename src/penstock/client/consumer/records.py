@@ -147,8 +147,7 @@ class Chunk:
 
     def headers(self) -> list[HeaderList] | None:
         """Returns per record a tuple of pairs; None where the batch has none at all."""
-        headers = self.columns.headers()
-        return None if headers is None else headers[self.start : self.stop]
+        return self.columns.headers(self.start, self.stop)
 
     @property
     def work(self) -> WorkColumns | None:

@@ -29,6 +29,12 @@ class Source(Protocol):
     def seek(self, offset: int) -> None:
         """Goes on at `offset` with the next `fetch`."""
 
+    def look(self, offset: int) -> None:
+        """Seeks as `core.reader.LogReader.look`."""
+
+    def let_go_below(self, start: int) -> None:
+        """Closes as `core.reader.LogReader.let_go_below`."""
+
     def parted(self, offset: int, epoch: int, log_end: int) -> int | None:
         """Computes as `core.reader.divergence`."""
 

@@ -234,6 +234,13 @@ class FarSource:
         self.offset = offset
         self.epoch = EPOCH_UNKNOWN
 
+    def look(self, offset: int) -> None:
+        """Goes on at `offset`, for single batches here and there."""
+        self.seek(offset)
+
+    def let_go_below(self, start: int) -> None:
+        """Nothing of it is open on this host."""
+
     def knows(self, epoch: int) -> bool:
         """Returns whether the gateway told where the epochs up to this one begin."""
         return EpochCache(self._fetcher.epochs(self._page)).latest == epoch

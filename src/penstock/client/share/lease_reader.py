@@ -17,7 +17,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 from penstock.client.consumer.group.reader import GroupReader
 from penstock.client.consumer.partition_cursor import (
@@ -50,10 +50,20 @@ logger = logging.getLogger("penstock.consumer")
 
 ENDS_PER_REQUEST: Final = 250
 """Partitions whose ends one request tells; the next one tells the others."""
+KEPT_PARTS: Final = 4
+"""Batches of which single records came are kept, so many times what is read ahead."""
 STRIDE_MAX: Final = 1000
 """Records that are leased at once to find one among those that are not due."""
 READ_PATIENCE: Final = 5.0
 """Seconds for which leased records that do not come are waited for."""
+
+
+class ReadSpan(NamedTuple):
+    """Rows of a leased span, and up to which offset that is all of it."""
+
+    span: UnreadSpan
+    chunks: list[Chunk]
+    at: int
 
 
 class LeaseReader:
@@ -88,7 +98,7 @@ class LeaseReader:
         """Whether the coordinator is to hear of it soon."""
         self._looked_through = (0, 0)
         """Records that were due and that were not, when more were asked for last."""
-        self._kept = KeptBatches(bytes_max)
+        self._kept = KeptBatches(KEPT_PARTS * bytes_max)
         self._torn: set[AssignedPartition] = set()
         """Fetches that an interrupt may have torn: what their cursors say counts for nothing,
         or records that were lost by it would be taken for offsets that hold none."""
@@ -127,6 +137,8 @@ class LeaseReader:
             if len(ends) == ENDS_PER_REQUEST:
                 break
             frontier, end, start = self._frontiers.get(name), part.end, part.page.log_start
+            self._kept.forget(name, below=start)
+            part.let_go_of_deleted()
             if frontier is None or (end > frontier and not self._ahead.is_on):
                 names.append(name)
                 ends.append(PartitionEnds(part.topic_id, name[1], start, max(start, end)))
@@ -304,14 +316,14 @@ class LeaseReader:
         self._ahead.led(held.name, part.page.leader_epoch)
         found = self._ahead.take(held.name, span.first, span.end, wanted)
         if found is not None:
-            return self._took(held, span, *found)
-        if (kept := self._kept.find(part, span.first, span.end, wanted)) is not None:
-            return self._took(held, span, [kept], min(kept.next_offset, span.end))
+            return self._took(held, [ReadSpan(span, *found)])
+        if kept := self._kept_ones(part, held, wanted):
+            return self._took(held, kept)
         if part in self._torn:
             part.forget()
             part.jump(span.first)
         elif part.offset != span.first:
-            part.jump(span.first)
+            part.look(span.first)
         self._torn.add(part)
         try:
             chunks = part.take(min(wanted, span.end - span.first), self._fetch_bytes(held, span))
@@ -322,32 +334,57 @@ class LeaseReader:
             chunks = [cut for chunk in chunks if (cut := _below(chunk, span.end))]
             if self._is_again(held, span):
                 self._kept.keep(part, chunks)
-            size = self._took(held, span, chunks, at) if at > span.first else None
+            read = ReadSpan(span, chunks, at)
+            size = self._took(held, [read]) if at > span.first else None
         self._torn.discard(part)
         return size
 
-    def _took(self, held: OpenLease, span: UnreadSpan, chunks: list[Chunk], at: int) -> int:
-        """These are the records of the span up to there. How many bytes they have."""
+    def _kept_ones(self, part: AssignedPartition, held: OpenLease, wanted: int) -> list[ReadSpan]:
+        """The first spans of a lease, as far as their batches are kept."""
+        found: list[ReadSpan] = []
+        for span in held.unread:
+            if wanted <= 0:
+                break
+            kept = self._kept.find(part, span.first, span.end, wanted)
+            if kept is None:
+                break
+            at = min(kept.next_offset, span.end)
+            found.append(ReadSpan(span, [kept], at))
+            if at < span.end:
+                break
+            wanted -= len(kept)
+        return found
+
+    def _took(self, held: OpenLease, read: Sequence[ReadSpan]) -> int:
+        """These were read of the first spans, of all but the last one wholly. How many bytes."""
         jobs: list[Job] = []
+        empty: list[Run] = []
         waiting = self.claims.jobs.copy()
-        for chunk in chunks:
-            records = chunk.records()
-            if chunk.work is not None:
-                if self._claims_ids and chunk.work.dedup_ids:
-                    records = self._claiming(held, records, span.deliveries, waiting)
-                records = self._due(held, records)
-            jobs += [Job(one, span.deliveries, held, self._leases) for one in records]
-        empty = without(((span.first, at),), merged(map(_span, chunks)))
-        empty = merged([*empty, *(run for chunk in chunks for run in _holes(chunk))])
+        size, has_priorities = 0, False
+        for span, chunks, at in read:
+            for chunk in chunks:
+                records, work = chunk.records(), chunk.columns.work
+                if work is not None:
+                    if self._claims_ids and work.dedup_ids:
+                        records = self._claiming(held, records, span.deliveries, waiting)
+                    records = self._due(held, records)
+                    has_priorities = has_priorities or work.priorities is not None
+                jobs += [Job(one, span.deliveries, held, self._leases) for one in records]
+                empty += _holes(chunk)
+                size += chunk.values.nbytes
+            if len(chunks) != 1 or _span(chunks[0]) != (span.first, at):
+                empty += without(((span.first, at),), merged(map(_span, chunks)))
         if empty:
-            self._leases.skip(held, empty)
-            self._counts["skipped"] += count(empty)
-        size = sum(chunk.values.nbytes for chunk in chunks)
+            gone = merged(empty)
+            self._leases.skip(held, gone)
+            self._counts["skipped"] += count(gone)
         self._learn(len(jobs) + len(waiting) - len(self.claims), size)
-        rest = ((span._replace(first=at),) if at < span.end else ()) + held.unread[1:]
+        rest = held.unread[len(read) :]
+        if at < span.end:
+            rest = (span._replace(first=at), *rest)
         queue = self.queue.copy()
         queue.extend(jobs)
-        if any(chunk.work is not None and chunk.work.priorities for chunk in chunks):
+        if has_priorities:
             queue = deque(sorted(queue, key=_urgency))
         # In one go, for a Ctrl-C: what was read is in the queue, or is read again.
         held.unread, self.queue, self.claims.jobs = rest, queue, waiting
@@ -470,7 +507,7 @@ class LeaseReader:
         if self._ahead.is_on and frontier is not None:
             frontier = self._ahead.expects(name, frontier)
         if part is not None and frontier is not None and part.offset != frontier:
-            part.jump(frontier)
+            part.look(frontier)
 
 
 def _below(chunk: Chunk, end: int) -> Chunk | None:
