@@ -1,28 +1,27 @@
 """One connection to one broker: connecting, greeting, sending, hearing, and how it ended.
 
-A `Wire` is made for one attempt and never repaired. ZeroMQ is told not to reconnect, so that
-no message of an old connection can be taken for the new one's. Used by the carrier's thread only;
-never blocks.
+A `Wire` is made for one attempt and never repaired: no message of an old connection can be taken
+for the new one's. Its socket is `plainsocket`, with a key `curvesocket`. Used by the carrier's
+thread only; never blocks.
 
     connecting --handshake--> greeting --Welcome--> up      each of them --> failed
 """
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import os
-import socket
 import time
 from collections.abc import Callable, Iterator
 from typing import Final
 
 import msgspec
 import zmq
-from zmq.utils.monitor import parse_monitor_message
 
-from penstock.client.remote.hostname import HostName, looked_up
+from penstock.client.remote.curvesocket import CurveSocket
+from penstock.client.remote.hostname import HostName, looked_up, numeric
 from penstock.client.remote.link import Host, host_text
+from penstock.client.remote.plainsocket import PlainSocket
+from penstock.client.remote.wiresocket import SocketEvent, WireSocket
 from penstock.cluster.frames import codec
 from penstock.cluster.frames import messages as fr
 from penstock.core.header import BATCH_BYTES_MAX
@@ -34,11 +33,8 @@ CONNECT_WITHIN: Final = 3.0
 """Seconds for the TCP connection and ZeroMQ's handshake."""
 WELCOME_WITHIN: Final = 5.0
 MESSAGES_UNSENT_MAX: Final = 200_000
-"""Messages that ZeroMQ keeps for a broker that does not read. The windows of lanes and the credits
+"""Messages that are kept for a broker that does not read. The windows of lanes and the credits
 of cursors bound them long before."""
-ZERO_COPY_FROM: Final = 64 << 10
-"""Payloads of at least so many bytes: a copy is memory that the system has to clear each time."""
-MESSAGES_UNREAD_MAX: Final = 10_000
 MESSAGE_BYTES_MAX: Final = BATCH_BYTES_MAX + fr.GATEWAY_HEADER_MAX
 LINGER_MAX: Final = 0.5
 """Seconds that a good-bye may take to leave."""
@@ -52,16 +48,10 @@ LAST_WORDS: Final = 0.02
 what came last."""
 HUNG_UP: Final = "it hung up"
 _FAILED: Final = {
-    zmq.EVENT_CLOSED: "nothing listens there",
-    zmq.EVENT_HANDSHAKE_FAILED_AUTH: "it does not know this client's key",
-    zmq.EVENT_DISCONNECTED: HUNG_UP,
+    SocketEvent.ABSENT: "nothing listens there",
+    SocketEvent.UNKNOWN_KEY: "it does not know this client's key",
+    SocketEvent.HUNG_UP: HUNG_UP,
 }
-_UNLIKE: Final = (
-    zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL,
-    zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL,
-)
-"""One side wants keys and the other shows none, or another one: which of the two is told depends on
-who hangs up first."""
 _HUNG_UP_ON_KEY: Final = (
     "it hung up in the handshake: it uses no keys, or has another one than this client's key file "
     "says (`penstock keys show-server` tells it), or is no Penstock broker"
@@ -69,15 +59,6 @@ _HUNG_UP_ON_KEY: Final = (
 _HUNG_UP: Final = (
     "it hung up in the handshake: it wants a key (`penstock keys create`; then keys=FILE or "
     "$PENSTOCK_KEY), or is no Penstock broker"
-)
-_EVENTS: Final = (
-    zmq.EVENT_CONNECTED
-    | zmq.EVENT_HANDSHAKE_SUCCEEDED
-    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
-    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
-    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
-    | zmq.EVENT_DISCONNECTED
-    | zmq.EVENT_CLOSED
 )
 
 
@@ -102,7 +83,6 @@ class Wire:
         self.failed: str | None = None
         self.is_unlike = False
         """Whether it failed because one side has no key, or another one."""
-        self.servers_tried = refused
         self.refused: fr.Refused | None = None
         self.welcome: fr.Welcome | None = None
         self.bytes_sent = 0
@@ -112,65 +92,52 @@ class Wire:
         self._key = key
         self._shaken = False
         self._name: HostName | None = None
-        self._tcp = -1  # the descriptor of the connection, which is ZeroMQ's
+        self.was_reached = self.is_closed = False
+        """Whether anything listens there; whether it was closed here."""
         now = time.monotonic()
         self._deadline = now + CONNECT_WITHIN
         self._heard = now
         self._due = self._deadline
         self._pinged = 0.0
-        self._socket = socket = context.socket(zmq.DEALER)
-        self._monitor: zmq.Socket[bytes] | None = None
         self._hung_up_at: float | None = None
-        # Both are asked for what they have only where they may have something: asking costs two
-        # system calls and more.
+        # Both are asked for what they have only where they may have something: asking costs system
+        # calls.
         self.may_have_messages = self._may_have_events = True
-        try:
-            socket.setsockopt(zmq.LINGER, 0)
-            socket.setsockopt(zmq.IMMEDIATE, 1)
-            socket.setsockopt(zmq.RECONNECT_IVL, -1)
-            socket.setsockopt(zmq.CONNECT_TIMEOUT, int(CONNECT_WITHIN * 1000))
-            socket.setsockopt(zmq.HANDSHAKE_IVL, int(CONNECT_WITHIN * 1000))
-            socket.setsockopt(zmq.SNDHWM, MESSAGES_UNSENT_MAX)
-            socket.setsockopt(zmq.RCVHWM, MESSAGES_UNREAD_MAX)
-            socket.setsockopt(zmq.MAXMSGSIZE, MESSAGE_BYTES_MAX)
-            socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
-            socket.setsockopt(zmq.IPV6, 1)
-            if key is not None:
-                socket.setsockopt(zmq.CURVE_PUBLICKEY, key.public.encode())
-                socket.setsockopt(zmq.CURVE_SECRETKEY, key.secret.encode())
-                left = [server for server in key.servers if server not in refused]
-                server = left[0] if left else key.server
-                self.servers_tried = (*refused, server)
-                socket.setsockopt(zmq.CURVE_SERVERKEY, server.encode())
-            self._monitor = socket.get_monitor_socket(_EVENTS)
-            self._monitor.setsockopt(zmq.LINGER, 0)
-            socket.connect(f"tcp://{host_text(host)}")
-            self._name = looked_up(host[0])
-        except BaseException:
-            self.close()
-            raise
+        self._plain: PlainSocket | None = None
+        """Its socket, until that has an address to connect to."""
+        self._socket = self._made(context, refused)
+        self._name = looked_up(host[0])
+        if self._name is None and self._plain is not None:
+            self._plain.connect(numeric(host))
+            self._plain = None
+
+    def _made(
+        self, context: zmq.Context[zmq.Socket[bytes]], refused: tuple[str, ...]
+    ) -> WireSocket:
+        if self._key is None:
+            self._plain = PlainSocket(
+                message_bytes_max=MESSAGE_BYTES_MAX, unsent_max=MESSAGES_UNSENT_MAX
+            )
+            return self._plain
+        return CurveSocket(
+            context, host_text(self.host), self._key, refused,
+            connect_within=CONNECT_WITHIN, message_bytes_max=MESSAGE_BYTES_MAX,
+            unsent_max=MESSAGES_UNSENT_MAX,
+        )  # fmt: skip
 
     @property
-    def was_reached(self) -> bool:
-        """Returns whether anything listens there."""
-        return self._tcp >= 0
+    def servers_tried(self) -> tuple[str, ...]:
+        """Public keys of the host that were tried by now."""
+        return self._socket.servers_tried
 
     @property
     def is_up(self) -> bool:
         """Returns whether it can be used."""
         return self.is_accepted and self.failed is None
 
-    @property
-    def is_closed(self) -> bool:
-        return self._monitor is None
-
     def filenos(self) -> dict[int, Callable[[], None]]:
         """Returns descriptors that are readable on news, each with the call that notes this."""
-        assert self._monitor is not None
-        return {
-            self._socket.fileno(): self._messages_came,
-            self._monitor.fileno(): self._events_came,
-        }
+        return self._socket.filenos(self._messages_came, self._events_came)
 
     def _messages_came(self) -> None:
         self.may_have_messages = True
@@ -181,12 +148,9 @@ class Wire:
     @property
     def has_news(self) -> bool:
         """Returns whether there is something to read that makes no descriptor readable again."""
-        assert self._monitor is not None
         if self.may_have_messages and self.has_messages:
             return True
-        return self._may_have_events and bool(
-            int(self._monitor.getsockopt(zmq.EVENTS)) & zmq.POLLIN
-        )
+        return self._may_have_events and self._socket.has_events
 
     def end_if_hung_up(self, now: float) -> None:
         """Ends a connection whose other side has hung up, once all that it said before is read."""
@@ -197,38 +161,23 @@ class Wire:
 
     @property
     def has_messages(self) -> bool:
-        self.may_have_messages = bool(int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
+        self.may_have_messages = self._socket.has_messages
         return self.may_have_messages
 
     # --- out ---
     def send(self, message: msgspec.Struct, payload: codec.Piece | None = None) -> None:
-        """Hands a message to ZeroMQ. A connection that has failed or hung up drops it. A large
-        payload is sent from its place: it stays there until its answer comes."""
+        """Sends a message. A connection that has failed or hung up drops it. A large payload is
+        sent from its place: it stays there until its answer comes."""
         if self.failed is not None:
             return
         head = codec.encode(message)
-        self.bytes_sent += len(head)
-        self.may_have_messages = True  # sending may take the sign away that some came
-        try:
-            if payload is None:
-                self._socket.send(head, zmq.NOBLOCK)
-            else:
-                self._socket.send(head, zmq.NOBLOCK | zmq.SNDMORE)
-                self._send_payload(payload)
-                self.bytes_sent += len(payload)
-        except zmq.Again:
+        self.bytes_sent += len(head) + (0 if payload is None else len(payload))
+        if self._socket.tells_once:
+            self.may_have_messages = True  # sending may take the sign away that some came
+        if not self._socket.send(head, payload):
             self._watch()  # with nobody at the other end there is no room either: that is told here
             if self.failed is None and self._hung_up_at is None:
                 self.failed = f"{MESSAGES_UNSENT_MAX} messages wait to be read by it"
-
-    def _send_payload(self, payload: codec.Piece) -> None:
-        if len(payload) >= ZERO_COPY_FROM:
-            try:
-                self._socket.send(payload, zmq.NOBLOCK, copy=False)
-                return
-            except RuntimeError:  # the process ends, and with it what pyzmq needs for that
-                pass
-        self._socket.send(payload, zmq.NOBLOCK, copy=True)
 
     # --- in ---
     def messages(self, count: int) -> Iterator[tuple[fr.GatewayMessage, codec.Piece | None]]:
@@ -237,13 +186,11 @@ class Wire:
         for _ in range(count):
             if self.failed is not None:
                 return
-            try:
-                frames: list[codec.Piece] = [socket.recv(zmq.NOBLOCK)]
-            except zmq.Again:
+            frames = socket.receive()
+            if frames is None:
                 self.may_have_messages = False
+                self._may_have_events = self._may_have_events or socket.has_events
                 return
-            while socket.getsockopt(zmq.RCVMORE):
-                frames.append(socket.recv(zmq.NOBLOCK, copy=False).buffer)
             self._heard = time.monotonic()
             self.bytes_received += sum(map(len, frames))
             try:
@@ -296,6 +243,9 @@ class Wire:
             name = self._name
             if name is not None and not name.is_alive():
                 self.failed, self._name = name.unknown, None
+                if self._plain is not None:
+                    self._plain.connect(name.at(self.host[1]))
+                    self._plain = None
             if self.failed is None and now > self._deadline:
                 self.failed = (
                     f"no greeting within {WELCOME_WITHIN:g} s: is that a Penstock broker?"
@@ -323,46 +273,39 @@ class Wire:
         return min(self._due, time.monotonic() + LOOK_UP_EVERY)
 
     def _watch(self) -> None:
-        monitor = self._monitor
-        assert monitor is not None
-        while self.failed is None:
-            try:
-                parts = monitor.recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
-                self._may_have_events = False
+        for event in self._socket.events():
+            self._happened(event)
+            if self.failed is not None:
                 return
-            told = parse_monitor_message(parts)
-            event = int(told["event"])
-            if event == zmq.EVENT_CONNECTED:
-                self._tcp = int(told["value"])
-            elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+        self._may_have_events = False
+
+    def _happened(self, event: SocketEvent) -> None:
+        key = self._key
+        match event:
+            case SocketEvent.CONNECTED:
+                self.was_reached = True
+            case SocketEvent.SHAKEN:
                 self._shaken = True
                 self._deadline = time.monotonic() + WELCOME_WITHIN
                 self.send(self._hello)
-            elif event == zmq.EVENT_DISCONNECTED and self.welcome is not None:
+            case SocketEvent.HUNG_UP if self.welcome is not None:
                 self._hung_up_at = time.monotonic()
-                return
-            elif event in _UNLIKE:
+            case SocketEvent.UNLIKE:
                 self.is_unlike = True
-                self.failed = _HUNG_UP if self._key is None else _HUNG_UP_ON_KEY
-            elif event in _FAILED:
-                self.failed = _FAILED[zmq.Event(event)]
-                if self._key is not None and self._key.is_expired(time.time()):
-                    self.failed = f"this client's key expired at {self._key.expires_text}"
+                self.failed = _HUNG_UP if key is None else _HUNG_UP_ON_KEY
+            case _:
+                self.failed = _FAILED[event]
+                if key is not None and key.is_expired(time.time()):
+                    self.failed = f"this client's key expired at {key.expires_text}"
 
     def close(self, *, linger: float = 0.0) -> None:
         """Hangs up, after what was sent last has left or `linger` seconds have passed."""
-        if self._monitor is not None:
-            self._socket.disable_monitor()
-            self._monitor.close(0)
-            self._monitor = None
-        self._socket.close(int(linger * 1000))
+        self.is_closed = True
+        self._socket.close(linger)
         if self.failed is None:
             self.failed = "closed"
 
     def abandon(self) -> None:
         """Closes, in a forked child, its copy of the connection, which ends with the parent then.
         Nothing else is touched: the rest belongs to threads that the child has not."""
-        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(self._tcp)) as copy:
-            if copy.getpeername()[1] == self.host[1]:
-                os.close(self._tcp)
+        self._socket.abandon(self.host[1])

@@ -272,7 +272,7 @@ class Wires:
         key: ClientKey | None = None if self._key is None else self._key.key
         try:
             wire = Wire(self._context, host, key, self._hello, refused)
-        except (zmq.ZMQError, PenstockError) as error:
+        except (zmq.ZMQError, OSError, PenstockError) as error:
             if broker == NOBODY:
                 self._came_to_nothing(host, str(error))
             else:

@@ -18,6 +18,7 @@ from typing import Final
 import zmq
 from zmq.utils import z85
 
+from penstock.client.remote.zmqcalls import has_messages
 from penstock.cluster.access import ANONYMOUS
 from penstock.cluster.quotas import Bucket
 from penstock.core.errors import ConfigError
@@ -99,7 +100,7 @@ class KeyCheck:
     def serve(self) -> None:
         """Answer what was asked."""
         now = time.monotonic()
-        while int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
+        while has_messages(self._socket):
             self._socket.send_multipart(self._answer(self._socket.recv_multipart(), now))
 
     def _answer(self, question: list[bytes], now: float) -> list[bytes]:

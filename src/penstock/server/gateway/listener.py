@@ -26,6 +26,7 @@ from typing import Final
 
 import zmq
 
+from penstock.client.remote.zmqcalls import NOBLOCK, has_messages, received
 from penstock.cluster.frames import messages as fr
 from penstock.core.errors import ConfigError
 from penstock.server.config import NodeConfig
@@ -72,7 +73,6 @@ FAILED_HANDSHAKES: Final[dict[int, str]] = {
     zmq.EVENT_HANDSHAKE_FAILED_AUTH: NOT_AUTHORIZED,
 }
 
-_POLLIN: Final = int(zmq.POLLIN)  # as a plain number: an enum's is slow to combine
 Frames = list[zmq.Frame]
 
 
@@ -150,14 +150,11 @@ class Listener:
 
     @property
     def has_messages(self) -> bool:
-        return bool(int(self.socket.getsockopt(zmq.EVENTS)) & _POLLIN)
+        return has_messages(self.socket)
 
     def receive(self) -> Frames | None:
         """The next message, None if there is none now."""
-        try:
-            return self.socket.recv_multipart(zmq.NOBLOCK, copy=False)
-        except zmq.Again:
-            return None
+        return received(self.socket)
 
     # --- connections ---
     def look(self) -> None:
@@ -165,7 +162,7 @@ class Listener:
         receive = self._monitor.recv
         for _ in range(LOOK_MAX):
             try:
-                told = receive(zmq.NOBLOCK)
+                told = receive(NOBLOCK)
             except zmq.Again:
                 return
             receive()  # where it happened: always ours

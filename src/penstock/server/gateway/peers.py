@@ -17,6 +17,7 @@ from typing import Final, NamedTuple
 
 import zmq
 
+from penstock.client.remote.zmqcalls import MORE, NOBLOCK
 from penstock.server.gateway.counts import GatewayCounts
 from penstock.server.gateway.slow_readers import Budget
 
@@ -193,7 +194,7 @@ class Peers:
         socket = self._socket
         self.has_sent = True
         try:
-            socket.send(parts[0], zmq.SNDMORE | zmq.NOBLOCK)
+            socket.send(parts[0], MORE)
         except zmq.Again:
             return False
         except zmq.ZMQError as error:
@@ -202,10 +203,10 @@ class Peers:
             self._lose(peer, "", "it has gone")
             return False
         if len(parts) == 2:
-            socket.send(parts[1], zmq.NOBLOCK)
+            socket.send(parts[1], NOBLOCK)
         else:
-            socket.send(parts[1], zmq.SNDMORE | zmq.NOBLOCK)
-            socket.send(parts[2], zmq.NOBLOCK, copy=len(parts[2]) < ZERO_COPY_FROM)
+            socket.send(parts[1], MORE)
+            socket.send(parts[2], NOBLOCK, copy=len(parts[2]) < ZERO_COPY_FROM)
         self._counts.sent_bytes += sum(map(len, parts))
         return True
 

@@ -16,6 +16,7 @@ from typing import Final
 
 import zmq
 
+from penstock.client.remote.zmqcalls import NOBLOCK, received
 from penstock.security.keys import ServerKey
 from penstock.server.quorum.messages import MESSAGE_BYTES_MAX
 from penstock.server.security.zap import ClusterKeyCheck, zap_socket
@@ -47,7 +48,7 @@ class Watched:
     def send(self, frames: list[bytes]) -> bool:
         """Whether ZeroMQ took it."""
         try:
-            self.socket.send_multipart(frames, zmq.NOBLOCK)
+            self.socket.send_multipart(frames, NOBLOCK)
             return True
         except zmq.ZMQError:  # Again, or no such connection
             return False
@@ -64,9 +65,8 @@ class Watched:
         for _ in range(TURN_MAX):
             if self.socket.closed:  # perhaps by what the message before led to
                 return
-            try:
-                frames = self.socket.recv_multipart(zmq.NOBLOCK, copy=False)
-            except zmq.Again:
+            frames = received(self.socket)
+            if frames is None:
                 return
             try:
                 self._take(frames)

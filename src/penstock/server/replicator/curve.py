@@ -9,6 +9,7 @@ from typing import Final
 
 import zmq
 
+from penstock.client.remote.zmqcalls import has_messages
 from penstock.security.keys import ServerKey
 from penstock.server.security.zap import ClusterKeyCheck, zap_socket
 
@@ -47,7 +48,7 @@ class Secured:
 
     def serve(self) -> None:
         """Answer what was asked."""
-        while int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
+        while has_messages(self._socket):
             self._socket.send_multipart(self._check.answer(self._socket.recv_multipart()))
 
     def close(self) -> None:

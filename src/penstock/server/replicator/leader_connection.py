@@ -17,6 +17,7 @@ from typing import Final
 import zmq
 
 from penstock.client.backoff import SOON, Retries
+from penstock.client.remote.zmqcalls import NOBLOCK, has_messages, received
 from penstock.cluster.replica import FetchRequest
 from penstock.server.replicator import protocol
 
@@ -33,9 +34,6 @@ SNDHWM: Final = 64
 """Messages that ZeroMQ queues."""
 
 # As plain numbers: enums are slow to look up and to combine.
-_EVENTS: Final = int(zmq.EVENTS)
-_POLLIN: Final = int(zmq.POLLIN)
-_NOBLOCK: Final = int(zmq.NOBLOCK)
 
 Secure = Callable[["zmq.Socket[bytes]", int], None]
 """(a socket that is to connect, how many attempts failed before)"""
@@ -117,7 +115,7 @@ class LeaderLink:
         assert self._socket is not None
         self._has_rung = True
         try:
-            self._socket.send(head, _NOBLOCK)
+            self._socket.send(head, NOBLOCK)
         except zmq.Again:
             return False
         return True
@@ -134,7 +132,7 @@ class LeaderLink:
         asked only where that sign may have been taken away: by sending, or at its making."""
         if self._has_rung:
             socket = self._socket
-            self._has_rung = socket is not None and bool(int(socket.getsockopt(_EVENTS)) & _POLLIN)
+            self._has_rung = socket is not None and has_messages(socket)
         return self._has_rung
 
     def _rang(self) -> None:
@@ -144,9 +142,8 @@ class LeaderLink:
         """Returns the next answers with their frames; None where there are none now. Takes in all
         other messages."""
         while self._socket is not None and self._has_rung:
-            try:
-                frames = self._socket.recv_multipart(_NOBLOCK, copy=False)
-            except zmq.Again:
+            frames = received(self._socket)
+            if frames is None:
                 self._has_rung = False
                 return None
             try:

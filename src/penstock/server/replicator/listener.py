@@ -15,6 +15,7 @@ from typing import Final
 
 import zmq
 
+from penstock.client.remote.zmqcalls import MORE, NOBLOCK
 from penstock.server.config import NodeConfig
 from penstock.server.gateway.listener import NO_FD, Frames, Listener, descriptor_of
 from penstock.server.replicator import protocol
@@ -31,8 +32,6 @@ ZERO_COPY_FROM: Final = 64 << 10
 PEER_SILENCE: Final = 3.0
 """Seconds after which a follower that says nothing is forgotten."""
 # As plain numbers: flags of enums are slow to combine.
-_NOBLOCK: Final = int(zmq.NOBLOCK)
-_MORE: Final = int(zmq.NOBLOCK) | int(zmq.SNDMORE)
 
 
 class Port:
@@ -163,7 +162,7 @@ class Port:
         socket = self._line.socket
         self._has_rung = True
         try:
-            socket.send(peer.identity, _MORE)
+            socket.send(peer.identity, MORE)
         except zmq.Again:
             self.is_blocked = True
             return
@@ -179,12 +178,12 @@ class Port:
         last = len(parts) - 1
         for at, part in enumerate(parts):
             copy = len(part) < ZERO_COPY_FROM
-            socket.send(part, _MORE if at < last else _NOBLOCK, copy=copy)
+            socket.send(part, MORE if at < last else NOBLOCK, copy=copy)
 
     def _say(self, identity: bytes, message: protocol.FromLeader) -> None:
         self._has_rung = True
         try:
-            self._line.socket.send_multipart([identity, protocol.encode(message)], zmq.NOBLOCK)
+            self._line.socket.send_multipart([identity, protocol.encode(message)], NOBLOCK)
         except zmq.ZMQError:  # it has gone, or reads nothing
             logger.debug("somebody was not told %r", message)
 
