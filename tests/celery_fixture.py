@@ -7,6 +7,7 @@ what they do.
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import signal
 import subprocess
@@ -22,6 +23,7 @@ from cli_runner import environment
 from penstock.testing import Broker, wait_until
 
 APP = """
+import json
 import os
 import time
 from pathlib import Path
@@ -33,7 +35,7 @@ from celery.exceptions import Reject
 HERE = Path(__file__).parent
 app = Celery(__name__, broker=os.environ["BROKER"], backend=f"db+sqlite:///{HERE}/results.db")
 app.conf.update(
-    broker_transport_options={"prefix": os.environ["PREFIX"]},
+    broker_transport_options=json.loads(os.environ["OPTIONS"]),
     broker_connection_retry_on_startup=True,
     worker_prefetch_multiplier=1,
     database_create_tables_at_setup=True,
@@ -92,18 +94,21 @@ COMMAND = [sys.executable, "-m", "celery", "-A"]
 NUMBERS = itertools.count()
 
 
-def broker_url(node: Broker) -> str:
-    return "penstock://" + node.url.partition("://")[2]
+def broker_url(node: Broker, *, by_tcp: bool = False) -> str:
+    return "penstock://" + (node.tcp_url if by_tcp else node.url).partition("://")[2]
 
 
 class CeleryApp:
     """The application in a folder, for workers and for the test itself."""
 
-    def __init__(self, here: Path, node: Broker, prefix: str) -> None:
+    def __init__(self, here: Path, node: Broker, prefix: str, **options: Any) -> None:
         self.here, self.node, self.prefix = here, node, prefix
         self.module = f"tasks_{next(NUMBERS)}"
         (here / f"{self.module}.py").write_text(APP)
-        self._settings = {"BROKER": broker_url(node), "PREFIX": prefix}
+        self._settings = {
+            "BROKER": broker_url(node, by_tcp="keys" in options),
+            "OPTIONS": json.dumps({"prefix": prefix, **options}),
+        }  # fmt: skip
         self.tasks = self._imported()
         self.app = self.tasks.app
 

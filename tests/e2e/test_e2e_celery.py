@@ -8,16 +8,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import kombu
 import pytest
 from celery import chain, chord, group
-from celery_fixture import CeleryApp, CeleryWorker
+from celery_fixture import CeleryApp, CeleryWorker, broker_url
+from keyed_fixture import World
 
-from penstock.core.errors import UnknownTopicError
+from penstock.core.errors import AccessDeniedError, UnknownTopicError
 from penstock.testing import Broker, drain, wait_until
 
 PREFIXES = (f"celery-{number}." for number in itertools.count())
 WITHIN = 30.0
-pytestmark = pytest.mark.over_tcp
 
 
 @pytest.fixture(scope="module")
@@ -113,57 +114,33 @@ def test_events_of_workers_come_to_who_listens(shop, worker):
 
 
 # --- workers that end ----------------------------------------------------------------------------
-def test_a_task_of_a_killed_worker_runs_elsewhere(alone):
-    with alone.worker("first", "-P", "solo") as first, alone.worker("second", "-P", "solo"):
-        alone.app.control.cancel_consumer("celery", destination=["second@host"], reply=True)
-        alone.tasks.late.delay("job")
-        wait_until(lambda: alone.told("begun"), timeout=WITHIN)
-        assert alone.told("begun")[0][2] == str(first.pid)
-        alone.app.control.add_consumer("celery", destination=["second@host"], reply=True)
-        first.kill()
+def test_of_a_killed_worker_others_run_what_was_not_acknowledged(alone):
+    with alone.worker("first", "-c", "2") as first, alone.worker("second", "-P", "solo"):
+        control = alone.app.control
+        control.cancel_consumer("celery", destination=["second@host"], reply=True)
+        for task in (alone.tasks.early, alone.tasks.late):
+            task.delay(task.__name__)
         wait_until(lambda: len(alone.told("begun")) == 2, timeout=WITHIN)
-        alone.go("job")
-        wait_until(lambda: alone.told("done"), timeout=WITHIN)
-    assert len(alone.told("done")) == 1
-
-
-def test_a_task_that_is_acknowledged_early_does_not_run_again(alone):
-    with alone.worker("first", "-P", "prefork", "-c", "1") as first:
-        alone.tasks.early.delay("job")
-        wait_until(lambda: alone.told("begun"), timeout=WITHIN)
-        topic = f"{alone.prefix}queue.celery"
         with alone.node.connect() as client, client.admin() as admin:
-            wait_until(lambda: admin.describe_share_group(topic).lag == 0, timeout=WITHIN)
+            topic = f"{alone.prefix}queue.celery"
+            wait_until(lambda: admin.describe_share_group(topic).lag == 1, timeout=WITHIN)
+        control.add_consumer("celery", destination=["second@host"], reply=True)
         first.kill()
-    alone.tasks.note.delay("other")
-    with alone.worker("second", "-P", "solo"):
+        wait_until(lambda: len(alone.told("begun", "late")) == 2, timeout=WITHIN)
+        alone.go("late")
+        alone.tasks.note.delay("other")
         wait_until(lambda: alone.told("noted", "other"), timeout=WITHIN)
-    assert len(alone.told("begun")) == 1
+    assert len(alone.told("begun", "early")) == len(alone.told("done", "late")) == 1
 
 
-def test_a_worker_that_is_stopped_finishes_its_task_and_gives_back_the_rest(alone):
-    with alone.worker("first", "-P", "prefork", "-c", "1") as first:
-        alone.tasks.late.delay("job")
-        wait_until(lambda: alone.told("begun"), timeout=WITHIN)
-        alone.tasks.note.delay("rest")
-        first.process.terminate()
-        wait_until(lambda: "Warm shutdown" in first.said(), timeout=WITHIN)
-        alone.go("job")
-        assert first.process.wait(WITHIN) == 0
-    assert len(alone.told("done")) == 1
-    topic = f"{alone.prefix}queue.celery"
-    with alone.node.connect() as client, client.admin() as admin:
-        found = admin.describe_share_group(topic)
-        noted = len(alone.told("noted"))
-        assert found.lag == 1 - noted
-        assert sum(part.leased for part in found.partitions) == 0
-
-
-def test_a_worker_goes_on_when_the_broker_is_back(alone):
-    """The task in its hands runs once, and what comes later runs."""
+def test_a_worker_outlives_its_broker_and_ends_in_order(alone):
+    """The task in its hands runs once, what comes later runs, and what it had not begun with when
+    it is stopped goes to others."""
     with Broker() as node:
         shop = CeleryApp(alone.here, node, alone.prefix)
-        with shop.worker("first", "-P", "prefork", "-c", "1") as first:
+        topic = f"{shop.prefix}queue.celery"
+        with shop.worker("first", "-c", "1") as first, node.connect() as client:
+            admin = client.admin()
             shop.tasks.late.delay("job")
             wait_until(lambda: shop.told("begun"), timeout=WITHIN)
             node.restart(kill=True)
@@ -171,7 +148,41 @@ def test_a_worker_goes_on_when_the_broker_is_back(alone):
             wait_until(lambda: shop.told("done"), timeout=WITHIN)
             shop.tasks.note.delay("after")
             wait_until(lambda: shop.told("noted", "after"), timeout=WITHIN, what=first.said)
-            topic = f"{shop.prefix}queue.celery"
-            with node.connect() as client, client.admin() as admin:
-                wait_until(lambda: admin.describe_share_group(topic).lag == 0, timeout=WITHIN)
-        assert len(shop.told("begun")) == len(shop.told("done")) == 1
+            wait_until(lambda: admin.describe_share_group(topic).lag == 0, timeout=WITHIN)
+            shop.tasks.late.delay("last")
+            wait_until(lambda: shop.told("begun", "last"), timeout=WITHIN)
+            shop.tasks.note.delay("rest")
+            first.process.terminate()
+            wait_until(lambda: "Warm shutdown" in first.said(), timeout=WITHIN)
+            shop.go("last")
+            assert first.process.wait(WITHIN) == 0
+            found = admin.describe_share_group(topic)
+            assert (found.lag, found.partitions[0].leased) == (
+                1 - len(shop.told("noted", "rest")),
+                0,
+            )
+        assert len(shop.told("begun")) == len(shop.told("done")) == 2
+
+
+def test_a_worker_and_its_client_have_keys_and_rights(tmp_path):
+    with World(tmp_path) as world:
+        for name in ("worker", "sender"):
+            world.key(name)
+        world.allow("worker allow all topic shop.*", "worker allow all group shop.*")
+        node, prefix = world.broker, "shop."
+        way = {"transport": "tcp", "keys": str(tmp_path / "worker.key")}
+        shop = CeleryApp(tmp_path, node, prefix, **way)
+        with shop.worker("first", "-P", "solo"):
+            assert shop.app.control.ping(timeout=WITHIN, limit=1) == [
+                {"first@host": {"ok": "pong"}}
+            ]
+            world.allow("sender allow write topic shop.queue.*")
+            way.update(keys=str(tmp_path / "sender.key"), prefix=prefix)
+            url = broker_url(node, by_tcp=True)
+            with kombu.Connection(url, transport_options=way) as connection:
+                task = shop.app.amqp.as_task_v2("1", shop.tasks.note.name, ("sent",))
+                amqp, producer = shop.app.amqp, kombu.Producer(connection)
+                amqp.send_task_message(producer, "note", task, routing_key="celery")
+                wait_until(lambda: shop.told("noted", "sent"), timeout=WITHIN)
+                with pytest.raises(AccessDeniedError):
+                    connection.default_channel.basic_get("celery")

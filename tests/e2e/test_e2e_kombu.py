@@ -10,11 +10,12 @@ import os
 import pickle
 import time
 from collections.abc import Iterator
-from contextlib import closing, suppress
+from contextlib import closing, contextmanager, suppress
 from typing import Any
 
 import kombu
 import pytest
+from celery_fixture import broker_url
 from kombu.exceptions import ChannelError, OperationalError
 from kombu.transport.virtual import UndeliverableWarning
 
@@ -31,13 +32,19 @@ WITHIN = 10.0
 HELLO = {"hello": "world"}
 
 
-def broker_url(node: Broker) -> str:
-    return "penstock://" + node.url.partition("://")[2]
+@contextmanager
+def connected(node: Broker, **options: Any) -> Iterator[Any]:
+    """A connection that goes the way of this run."""
+    way = {"transport": "tcp" if node.transport == "tcp" else "auto", **options}
+    with kombu.Connection(broker_url(node), transport_options=way) as made:
+        yield made
 
 
 @pytest.fixture
-def connection(node: Broker) -> Iterator[kombu.Connection]:
-    with kombu.Connection(broker_url(node)) as made:
+def connection(node: Broker) -> Iterator[Any]:
+    with connected(node) as made:
+        made.connect()
+        assert made.transport.link.is_far == (node.transport == "tcp")
         yield made
 
 
@@ -222,10 +229,7 @@ def test_each_queue_of_a_fanout_exchange_gets_a_copy(connection, name, options):
 
 def test_who_sends_to_an_exchange_need_not_know_queues_of_one_consumer(node, name):
     """As replies of remote control and events of workers do."""
-    with (
-        kombu.Connection(broker_url(node)) as here,
-        kombu.Connection(broker_url(node)) as there,
-    ):
+    with connected(node) as here, connected(node) as there:
         for kind, key in (("direct", "me.a"), ("topic", "me.*"), ("fanout", "")):
             exchange = kombu.Exchange(f"{name}-{kind}", type=kind)
             queue = kombu.Queue(f"{name}-{kind}", exchange, key, exclusive=True)
@@ -396,10 +400,10 @@ def test_who_answers_before_the_work_has_answered_once_it_begins(connection, nod
 
 
 def test_what_a_closed_channel_held_others_get(node, name):
-    with kombu.Connection(broker_url(node)) as first, closing(first.SimpleQueue(name)) as queue:
+    with connected(node) as first, closing(first.SimpleQueue(name)) as queue:
         queue.put(HELLO)
         assert queue.get(timeout=WITHIN).payload == HELLO
-    with kombu.Connection(broker_url(node)) as second, closing(second.SimpleQueue(name)) as queue:
+    with connected(node) as second, closing(second.SimpleQueue(name)) as queue:
         message = queue.get(timeout=WITHIN)
         assert not message.delivery_info["redelivered"]  # it was given back, by nobody's death
         message.ack()
@@ -465,7 +469,7 @@ def test_options_that_are_wrong_are_refused_by_name(node):
 
 def test_topics_are_made_as_the_options_say(node, name):
     options = {"prefix": f"{name}.", "topic": {"partitions": 3}, "visibility_timeout": 3600}
-    with kombu.Connection(broker_url(node), transport_options=options) as connection:
+    with connected(node, **options) as connection:
         connection.SimpleQueue("jobs").put(1)
     with node.connect() as client:
         settings = client.admin().describe_topic(f"{name}.queue.jobs").settings

@@ -17,7 +17,9 @@ from typing import Any, Final, NamedTuple
 
 from amqp.protocol import queue_declare_ok_t
 from kombu.transport import base, virtual
+from kombu.utils.uuid import uuid
 
+from penstock.core.errors import AccessDeniedError
 from penstock.kombu.link import KombuLink
 from penstock.kombu.messages import Raw, work_options
 from penstock.kombu.sources import Source
@@ -67,11 +69,15 @@ class KombuChannel(virtual.Channel):
         self, queue: str | None = None, passive: bool = False, **options: Any
     ) -> queue_declare_ok_t:
         self._decide()
-        return super().queue_declare(queue, passive=passive, **options)
+        queue = queue or f"amq.gen-{uuid()}"
+        try:
+            return super().queue_declare(queue, passive=passive, **options)
+        except AccessDeniedError:
+            if passive:
+                raise
+            return queue_declare_ok_t(queue, 0, 0)  # who only sends may not count
 
     def _new_queue(self, queue: str, **options: Any) -> None:
-        if options.get("passive"):
-            return
         ttl = (options.get("arguments") or {}).get("x-message-ttl")
         if ttl is not None:
             self._ttls[queue] = float(ttl) / 1000

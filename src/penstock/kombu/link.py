@@ -201,7 +201,7 @@ class KombuLink:
         return self._client.share_consumer(
             topic, group=topic, max_deliveries=options.max_deliveries, max_lease=options.max_lease,
             dead_letters=options.dead_letters, dedup_window=None, ack_interval=0.0, max_records=1,
-            node_timeout=options.node_timeout,
+            session_timeout=options.session_timeout, node_timeout=options.node_timeout,
         )  # fmt: skip
 
     def queue_source(self, queue: str) -> QueueSource:

@@ -31,7 +31,8 @@ class TransportOptions:
     keys: key file of this client, for tcp. transport: as of `penstock.connect`. prefix: what the
     names of its topics begin with. topic: settings of the topics of queues that are made, by the
     names of `TopicConfig`. max_deliveries, max_lease, dead_letters: as of a share consumer.
-    publish_timeout: seconds that sending a message may take. node_timeout: seconds without a node
+    publish_timeout: seconds that sending a message may take. session_timeout: seconds for which a
+    worker that lost its connection by tcp keeps its messages. node_timeout: seconds without a node
     after which the connection counts as lost.
     """
 
@@ -43,6 +44,7 @@ class TransportOptions:
     max_lease: float | None = None
     dead_letters: str | None = "{topic}.dlq"
     publish_timeout: float = 30.0
+    session_timeout: float = 10.0
     node_timeout: float = 30.0
 
     @classmethod
@@ -52,6 +54,7 @@ class TransportOptions:
         options = cls(**{name: value for name, value in given.items() if name in known})
         check_text("prefix", options.prefix)
         check_range("publish_timeout", options.publish_timeout, 0.1, DAY)
+        check_range("session_timeout", options.session_timeout, 0.1, DAY)
         check_range("node_timeout", options.node_timeout, 0.1, DAY)
         options.queue_config()
         return options
