@@ -380,6 +380,16 @@ def descriptors(pid: int) -> list[str]:
     return sorted(found)
 
 
+def writers_of(pid: int) -> list[int]:
+    """The living writers of a node."""
+    return [child for child in children(pid) if b"penstock.server.writer.main" in words_of(child)]
+
+
+def words_of(pid: int) -> list[bytes]:
+    """Its command line."""
+    return Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[:-1]
+
+
 def children(pid: int) -> Iterator[int]:
     """The living child processes of `pid`, in order of their pids."""
     text = Path(f"/proc/{pid}/task/{pid}/children").read_text()

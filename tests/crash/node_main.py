@@ -32,14 +32,18 @@ def run(plan: dict[str, Any]) -> int:
     ready_fd = plan.pop("ready_fd", None)
     step = plan.pop("step", None)
     boot = plan.pop("boot_id", None)
-    if step is not None:
-        node_steps.arm(*step)
     main.configure_logging(plan.pop("verbosity", 0))
     if boot is not None:
         vars(startup)["boot_id"] = lambda: boot
+
+    def arm() -> None:  # this process alone, and no writer that is forked
+        if step is not None:
+            node_steps.arm(*step)
+
     if commands:
         vars(main)["Node"] = functools.partial(Node, **commands)
-    return main.serve(NodeConfig(name=None, **plan), main.Starter(ready_fd))
+    starter = main.Starter(ready_fd, forked=arm)
+    return main.serve(NodeConfig(name=None, **plan), starter)
 
 
 if __name__ == "__main__":

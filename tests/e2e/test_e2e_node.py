@@ -24,6 +24,7 @@ from node_helpers import (
     log_end,
     remove_shared_objects,
     shared_objects,
+    writers_of,
 )
 from seeds import seed_of
 
@@ -111,7 +112,7 @@ def test_rule_2_a_killed_writer_is_replaced_and_what_it_left_is_drained_exactly(
         assert log_end(node, topic.pages[0]) == sent
         [writer] = node.writers()
         assert writer.restarts == 5
-        assert len(list(children(node.pid))) == 1
+        assert len(writers_of(node.pid)) == 1
         producer.close()
 
 
@@ -151,7 +152,7 @@ def test_rule_9_a_killed_node_is_followed_by_one_that_waits_for_its_writers(node
     node.start()
     with node.attach() as client:
         topic = client.create("orders", partitions=2)
-    writers = list(children(node.pid))
+    writers = writers_of(node.pid)
     assert len(writers) == 2
     node.kill()
     node.start()

@@ -153,8 +153,7 @@ def serve(
     configure_logging(-1 if env.quiet else env.verbose, node.log_format)
     reader, writer = os.pipe()
     teller = threading.Thread(target=_tell_when_ready, args=(env, node, reader), daemon=True)
-    teller.start()
-    return run_node(node, Starter(writer))
+    return run_node(node, Starter(writer, forked=teller.start))
 
 
 def read_config(path: Path) -> dict[str, Any]:

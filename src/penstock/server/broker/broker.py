@@ -33,6 +33,7 @@ from penstock.server.config import NodeConfig
 from penstock.server.coordinator.opening import TOPIC as COORDINATOR
 from penstock.server.node.data_folder import DataFolder
 from penstock.server.node.partitions import Partitions
+from penstock.server.process.fork_server import Start
 from penstock.server.process.replicator import ReplicatorProcess
 from penstock.server.quorum import Quorum
 from penstock.server.quorum.controller_requests import Drain
@@ -70,11 +71,12 @@ class BrokerServer:
         take_control: Callable[[bytes], Awaitable[bytes]],
         may_replicate: Callable[[], bool],
         failed: Callable[[PenstockError], None],
+        start: Start,
     ) -> None:
         """`tell`: the gateway, how the cluster is. `leads_coordinator(leads, epoch)`: whether this
         broker leads the coordinator's partition. `take_control`: control batches of a coordinator
         elsewhere. `may_replicate`: whether nothing is left of the lanes of a replicator before.
-        `failed`: this broker cannot go on."""
+        `failed`: this broker cannot go on. `start`: helper processes."""
         assert config.node_id is not None
         self.broker = config.node_id
         self._config = config
@@ -86,7 +88,7 @@ class BrokerServer:
         self.quorum = Quorum(config, folder, changed=self._changed, failed=failed)
         self.quorum.serve(CONTROL, self._serve_control)
         self.replicator = ReplicatorProcess(
-            config, folder, lock_fd, may_start=may_replicate,
+            config, folder, lock_fd, start=start, may_start=may_replicate,
             on_begun=self._replicator_began, on_report=self._reported, on_end=self._lost_replicator,
         )  # fmt: skip
         self._assignments = Assignments(

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import signal
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -16,6 +17,7 @@ from penstock.server.node.log_format import configure
 from penstock.server.node.moved_clock import MovedClock
 from penstock.server.node.node import Node
 from penstock.server.node.service_manager import ServiceManager
+from penstock.server.process.fork_server import ForkServer, Start
 from penstock.server.security.log_rate import LogRateLimit
 
 logger = logging.getLogger("penstock.node")
@@ -32,11 +34,13 @@ def configure_logging(verbosity: int = 0, log_format: str = "text") -> None:
 class Starter:
     """How the process that started the node goes on with it. `ready_fd` gets `ready` and a newline,
     and is closed, when clients are admitted. When the process `owner` dies, however it does, the
-    node stops as if told to. `clock_fd`: see `moved_clock`."""
+    node stops as if told to. `clock_fd`: see `moved_clock`. `forked` is called once the fork server
+    is there: before it this process has no other threads."""
 
     ready_fd: int | None = None
     owner: int | None = None
     clock_fd: int | None = None
+    forked: Callable[[], None] | None = None
 
 
 def serve(config: NodeConfig, starter: Starter | None = None) -> int:
@@ -45,9 +49,12 @@ def serve(config: NodeConfig, starter: Starter | None = None) -> int:
     The first signal drains, syncs and closes; a second one leaves at once, and the next start
     recovers. SIGHUP does not hurry: terminals and shells send several. Under `nohup` it is nothing.
     """
-    manager = ServiceManager()
+    manager, starter = ServiceManager(), starter or Starter()
     try:
-        asyncio.run(_serve(config, starter or Starter(), manager))
+        with ForkServer.begin(config.data_folder) as fork_server:
+            if starter.forked is not None:
+                starter.forked()
+            asyncio.run(_serve(config, starter, manager, fork_server.start))
     except (PenstockError, OSError) as error:
         manager.tell(f"cannot serve {config.data_folder}: {error}")
         logger.error(
@@ -60,9 +67,11 @@ def serve(config: NodeConfig, starter: Starter | None = None) -> int:
     return 0
 
 
-async def _serve(config: NodeConfig, starter: Starter, manager: ServiceManager) -> None:
+async def _serve(
+    config: NodeConfig, starter: Starter, manager: ServiceManager, start: Start
+) -> None:
     logger.addFilter(LogRateLimit([REFUSED]))
-    node = Node(config)
+    node = Node(config, start=start)
     loop = asyncio.get_running_loop()
     seen: list[int] = []
 

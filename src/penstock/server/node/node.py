@@ -52,6 +52,7 @@ from penstock.server.node.startup import Ground, acquire_lock, settle, take_over
 from penstock.server.node.topic_catalog import check_not_internal
 from penstock.server.node.topics import TopicRequests
 from penstock.server.process.cleaner import CLEANER_COMMAND, CleanerProcess
+from penstock.server.process.fork_server import Start, spawn
 from penstock.server.process.gateway import GATEWAY_COMMAND, GatewayProcess
 from penstock.server.process.writer import Order
 from penstock.server.process.writers import WRITER_COMMAND, Supervisor
@@ -81,11 +82,13 @@ class Node:
         writer_command: Sequence[str] = WRITER_COMMAND,
         cleaner_command: Sequence[str] = CLEANER_COMMAND,
         gateway_command: Sequence[str] = GATEWAY_COMMAND,
+        start: Start = spawn,
     ) -> None:
         self.config = config
         self._writer_command = writer_command
         self._cleaner_command = cleaner_command
         self._gateway_command = gateway_command
+        self._start_process = start
         self._broker: BrokerServer | None = None
         """None: this node is alone."""
         self._failure: PenstockError | OSError | None = None
@@ -170,6 +173,7 @@ class Node:
             orders_for=self._orders_for,
             on_report=self._reported,
             command=self._writer_command,
+            start=self._start_process,
         )
         self._partitions = Partitions(
             ground.folder, ground.writers, self._supervisor.post,
@@ -198,6 +202,7 @@ class Node:
             ground.lock.fd,
             lambda: self._topics.are_cleaned,
             self._cleaner_command,
+            self._start_process,
         )
         self._attached = ClientRegistry(
             config,
@@ -219,6 +224,7 @@ class Node:
             ground.folder,
             ground.lock.fd,
             self._gateway_command,
+            self._start_process,
             on_listening=ground.folder.listens_at,
         )
         self._coordinator = Coordinator(
@@ -310,6 +316,7 @@ class Node:
             take_control=lambda request: self._coordinator.take_control(request),
             may_replicate=lambda: not self._grants.has_replicators(),
             failed=self._failed,
+            start=self._start_process,
         )
         broker.topics_here = ClusterTopics(
             config, ground.folder, ground.tables, ground.catalog, partitions,

@@ -16,7 +16,6 @@ import logging
 import os
 import signal
 import socket
-import subprocess
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -26,6 +25,7 @@ from penstock.core.errors import PenstockError
 from penstock.ipc.channel import pair
 from penstock.server.config import NodeConfig
 from penstock.server.node.data_folder import DataFolder
+from penstock.server.process.fork_server import HelperProcess, Start
 from penstock.server.process.writer import describe_exit, open_pidfd_of_child
 
 logger = logging.getLogger("penstock.node")
@@ -40,14 +40,20 @@ class ChildProcess(ABC):
     name: ClassVar[str]
 
     def __init__(
-        self, config: NodeConfig, folder: DataFolder, lock_fd: int, command: Sequence[str]
+        self,
+        config: NodeConfig,
+        folder: DataFolder,
+        lock_fd: int,
+        command: Sequence[str],
+        start: Start,
     ) -> None:
         self._config = config
         self._folder = folder
         self._lock_fd = lock_fd
         self._command = command
+        self._start_process = start
         self._loop = asyncio.get_running_loop()
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: HelperProcess | None = None
         self._pidfd = -1
         self._lifeline: socket.socket | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -94,11 +100,9 @@ class ChildProcess(ABC):
         try:
             self._lifeline, theirs = pair()
             words = {"--lifeline-fd": theirs.fileno(), **self._arguments()}
-            self._process = subprocess.Popen(
+            self._process = self._start_process(
                 [*self._command, *(str(word) for each in words.items() for word in each)],
-                pass_fds=[theirs.fileno(), self._lock_fd],
-                stdin=subprocess.DEVNULL,
-                start_new_session=True,
+                [theirs.fileno(), self._lock_fd],
             )
             self._pidfd = open_pidfd_of_child(self._process.pid)
         except (PenstockError, OSError) as error:

@@ -10,6 +10,7 @@ from typing import Final
 from penstock.server.config import NodeConfig
 from penstock.server.node.data_folder import DataFolder
 from penstock.server.process.child import ChildProcess
+from penstock.server.process.fork_server import Start, spawn
 
 logger = logging.getLogger("penstock.node")
 
@@ -28,8 +29,9 @@ class CleanerProcess(ChildProcess):
         lock_fd: int,
         is_wanted: Callable[[], bool],
         command: Sequence[str] = CLEANER_COMMAND,
+        start: Start = spawn,
     ) -> None:
-        super().__init__(config, folder, lock_fd, command)
+        super().__init__(config, folder, lock_fd, command, start)
         self._is_wanted = is_wanted
 
     @property

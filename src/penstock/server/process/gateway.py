@@ -26,6 +26,7 @@ from penstock.core import errors as er
 from penstock.ipc import messages as ms
 from penstock.server.config import NodeConfig
 from penstock.server.node.data_folder import DataFolder
+from penstock.server.process.fork_server import Start, spawn
 from penstock.server.process.listening_child import ListeningChild
 
 logger = logging.getLogger("penstock.node")
@@ -48,9 +49,10 @@ class GatewayProcess(ListeningChild):
         folder: DataFolder,
         lock_fd: int,
         command: Sequence[str] = GATEWAY_COMMAND,
+        start: Start = spawn,
         on_listening: Callable[[str], None] = lambda _: None,
     ) -> None:
-        super().__init__(config, folder, lock_fd, command)
+        super().__init__(config, folder, lock_fd, command, start)
         self._on_listening = on_listening
         self._settings = config
         self.url = ""

@@ -23,6 +23,7 @@ from penstock.ipc.channel import Channel, close_fds
 from penstock.server.config import NodeConfig
 from penstock.server.node.data_folder import DataFolder
 from penstock.server.process.child import ChildProcess
+from penstock.server.process.fork_server import Start
 
 logger = logging.getLogger("penstock.node")
 
@@ -37,9 +38,14 @@ class ListeningChild(ChildProcess):
     """Seconds within which the first one listens, and any one says something."""
 
     def __init__(
-        self, config: NodeConfig, folder: DataFolder, lock_fd: int, command: Sequence[str]
+        self,
+        config: NodeConfig,
+        folder: DataFolder,
+        lock_fd: int,
+        command: Sequence[str],
+        start: Start,
     ) -> None:
-        super().__init__(config, folder, lock_fd, command)
+        super().__init__(config, folder, lock_fd, command, start)
         self._channel: Channel | None = None
         self._first: asyncio.Future[str] = self._loop.create_future()
         self._heard_at = 0.0

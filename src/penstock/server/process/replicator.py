@@ -25,6 +25,7 @@ from penstock.core import errors as er
 from penstock.ipc import layout as lo
 from penstock.server.config import NodeConfig
 from penstock.server.node.data_folder import DataFolder
+from penstock.server.process.fork_server import Start
 from penstock.server.process.listening_child import ListeningChild
 from penstock.server.replicator import messages as rm
 
@@ -53,9 +54,10 @@ class ReplicatorProcess(ListeningChild):
         on_begun: Callable[[], None],
         on_report: Callable[[rm.Listens | rm.ChangeIsr | rm.Leaderless | rm.Lives], None],
         on_end: Callable[[], None],
+        start: Start,
         may_start: Callable[[], bool] = lambda: True,
     ) -> None:
-        super().__init__(config, folder, lock_fd, REPLICATOR_COMMAND)
+        super().__init__(config, folder, lock_fd, REPLICATOR_COMMAND, start)
         self._on_begun = on_begun
         self._on_report = on_report
         self._on_end = on_end

@@ -11,7 +11,6 @@ import contextlib
 import logging
 import os
 import signal
-import subprocess
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final
@@ -21,6 +20,7 @@ from penstock.ipc import messages as ms
 from penstock.ipc.channel import Channel, close_fds, pair
 from penstock.ipc.doorbell import Doorbell
 from penstock.ipc.liveness import open_pidfd
+from penstock.server.process.fork_server import Start, spawn
 
 logger = logging.getLogger("penstock.node")
 
@@ -43,6 +43,7 @@ class WriterProcess:
         inherited: Sequence[int],
         on_report: Callable[[ms.WriterReport], None],
         on_dead: Callable[[int], None],
+        start: Start = spawn,
     ) -> None:
         self.index = index
         self.generation = generation
@@ -54,11 +55,9 @@ class WriterProcess:
         ours, theirs = pair()
         try:
             fd = theirs.fileno()
-            self._process = subprocess.Popen(
+            self._process = start(
                 [*command, "--generation", str(generation), "--channel-fd", str(fd)],
-                pass_fds=[fd, *inherited],
-                stdin=subprocess.DEVNULL,
-                start_new_session=True,
+                [fd, *inherited],
             )
         except BaseException:
             ours.close()

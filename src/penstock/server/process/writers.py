@@ -25,6 +25,7 @@ from penstock.ipc.state import WriterSlot
 from penstock.server.config import NodeConfig
 from penstock.server.node.data_folder import DataFolder
 from penstock.server.node.tables import Tables
+from penstock.server.process.fork_server import Start, spawn
 from penstock.server.process.writer import Order, WriterProcess, describe_exit
 
 logger = logging.getLogger("penstock.node")
@@ -68,6 +69,7 @@ class Supervisor:
         orders_for: Callable[[int], Iterable[Order]],
         on_report: Callable[[int, ms.WriterReport], None],
         command: Sequence[str] = WRITER_COMMAND,
+        start: Start = spawn,
     ) -> None:
         self._config = config
         self._folder = folder
@@ -76,6 +78,7 @@ class Supervisor:
         self._orders_for = orders_for
         self._on_report = on_report
         self._command = command
+        self._start_process = start
         self._loop = asyncio.get_running_loop()
         self._stopping = False
         self._watch: asyncio.TimerHandle | None = None
@@ -135,6 +138,7 @@ class Supervisor:
                 [seat.doorbell.fileno(), self._lock_fd],
                 lambda report: self._reported(seat, report),
                 lambda status: self._died(seat, status),
+                self._start_process,
             )
         except (PenstockError, OSError) as error:
             logger.error("writer %d cannot be started: %s", index, error, extra={"writer": index})
