@@ -5,13 +5,16 @@ As a module of its own (`main`), it is also what is started.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+import resource
 import signal
 import sys
 import threading
 from pathlib import Path
 
+from penstock.ipc.liveness import raise_descriptor_limit
 from penstock.server.process.fork_server import ForkServer
 
 WAYS = ["returns", "leaves", "fails", "joins", "is killed"]
@@ -20,6 +23,9 @@ WAYS = ["returns", "leaves", "fails", "joins", "is killed"]
 def main(words: list[str]) -> int:
     """Be a helper."""
     way, wanted, told = words[0], int(words[1]), int(words[2])
+    if way == "has":
+        os.fstat(wanted)
+        return 0
     assert os.read(wanted, 1) == b"w"
     if way == "leaves":
         sys.exit("a last word")
@@ -67,6 +73,11 @@ def run() -> None:
         with ForkServer.begin("folder") as second:
             results: dict[str, object] = {"beside a thread": second.pid}
         results |= {way: helper_by(server, way) for way in WAYS}
+        limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        raise_descriptor_limit()
+        high = fcntl.fcntl(1, fcntl.F_DUPFD_CLOEXEC, limit + 10)
+        reads = [sys.executable, "-m", "forking_program", "has", str(high), "0"]
+        results["has a high number"] = server.start(reads, [high]).wait()
         program = [sys.executable, "-c", "import sys; sys.exit(3)"]
         results["other"] = server.start(program, []).wait()
         os.kill(server.pid, signal.SIGKILL)

@@ -11,10 +11,7 @@ gone, or cannot be, helpers are spawned. It ends with the node.
 
 from __future__ import annotations
 
-import atexit
 import contextlib
-import ctypes
-import fcntl
 import gc
 import importlib
 import logging
@@ -24,13 +21,15 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final, NoReturn, Protocol
 
 import msgspec
 
 from penstock.core.errors import PenstockError, PenstockTimeout, ResourceLimitError
 from penstock.ipc.channel import Channel, close_fds, pair
-from penstock.ipc.liveness import end_with_parent
+from penstock.ipc.liveness import end_with_parent, raise_descriptor_limit
+from penstock.server.process import forking
 
 logger = logging.getLogger("penstock.node")
 
@@ -38,10 +37,6 @@ PRELOADED: Final = "penstock.server.writer.main"
 """The module that each node needs. Others need most of its imports, and it starts no thread."""
 FORK_TIMEOUT: Final = 10.0
 """Seconds within which the fork server answers; at first it may still be importing."""
-
-_PR_SET_MM, _PR_SET_MM_MAP, _PR_SET_CHILD_SUBREAPER = 35, 14, 36
-_HIGH: Final = 256
-"""Descriptors go up to there before they get their numbers, so that none takes another's."""
 
 
 class HelperProcess(Protocol):
@@ -114,10 +109,11 @@ class ForkServer:
         """Fork it off this process, which must not have other threads. `folder`: the data folder,
         for its command line."""
         node = os.getpid()
-        if len(os.listdir("/proc/self/task")) > 1 or not _adopt_orphans():
+        if len(os.listdir("/proc/self/task")) > 1:
             return cls(None, 0)
         ours, theirs = pair()
         try:
+            forking.adopt_orphans()
             pid = os.fork()
         except OSError as error:
             logger.warning("no fork server, so helper processes start slower: %s", error)
@@ -174,18 +170,6 @@ class ForkServer:
         self.close()
 
 
-def _adopt_orphans() -> bool:
-    """Have orphans among this process's descendants become its children."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0):
-        logger.warning(
-            "no fork server, so helper processes start slower: prctl: %s",
-            os.strerror(ctypes.get_errno()),
-        )
-        return False
-    return True
-
-
 # --- the fork server's side ---
 def _serve(fd: int, node: int, folder: str) -> NoReturn:
     status = 1
@@ -205,7 +189,8 @@ def _answer(fd: int, node: int, folder: str) -> int:
     if not end_with_parent(node, signal.SIGKILL):
         return 0
     os.setsid()
-    if not _rename([sys.executable, "-m", __name__, "--data", folder]):
+    raise_descriptor_limit()  # helpers get numbers of the node's
+    if not forking.show([sys.executable, "-m", __name__, "--data", folder]):
         logger.warning("no fork server: this kernel lets no process set its command line")
         return 0
     _let_go_of_descriptors(fd)
@@ -218,7 +203,12 @@ def _answer(fd: int, node: int, folder: str) -> int:
     channel = Channel(socket(fileno=fd), inbound=Fork)
     while (received := channel.recv(None)) is not None:
         request, fds = received
-        _fork(channel, request, fds)
+        try:
+            forking.fork_for_adoption(
+                partial(_become, request, fds, channel), lambda pid: channel.send(Forked(pid))
+            )
+        except OSError as error:
+            channel.send(NotForked(str(error)))
         close_fds(fds)
     return 0
 
@@ -233,123 +223,12 @@ def _let_go_of_descriptors(kept: int) -> None:
                 os.close(int(name))
 
 
-def _fork(channel: Channel, request: Fork, fds: Sequence[int]) -> None:
-    """Fork one that forks the helper and is gone, so that the node adopts the helper, which waits
-    for that. It does not run where nobody has told the node of it."""
-    go, say_go = os.pipe()
-    number, tell_number = os.pipe()
-    try:
-        between = os.fork()
-        if not between:
-            _fork_helper(request, fds, (go, say_go), tell_number, channel)
-        os.close(tell_number)
-        tell_number = -1
-        told = os.read(number, 32)
-        os.waitpid(between, 0)
-        if not told:
-            raise BlockingIOError(0, "fork was refused")
-        channel.send(Forked(int(told)))
-        os.write(say_go, b"!")
-    except OSError as error:
-        channel.send(NotForked(str(error)))
-    finally:
-        close_fds([fd for fd in (go, say_go, number, tell_number) if fd >= 0])
-
-
-def _fork_helper(
-    request: Fork, fds: Sequence[int], go: tuple[int, int], tell_number: int, channel: Channel
-) -> NoReturn:
-    try:
-        if pid := os.fork():
-            os.write(tell_number, b"%d" % pid)
-            os._exit(0)
-        os.close(go[1])
-        if os.read(go[0], 1):
-            channel.close()
-            _become(request, fds, [go[0], tell_number])
-    finally:
-        os._exit(1)
-
-
-def _become(request: Fork, fds: Sequence[int], unwanted: Sequence[int]) -> NoReturn:
+def _become(request: Fork, fds: Sequence[int], channel: Channel) -> int:
     """Be that command, to its end."""
-    status = 1
-    try:
-        os.setsid()
-        _rename([sys.executable, "-m", request.module, *request.words])
-        close_fds(unwanted)
-        _number(fds, request.fds)
-        gc.enable()
-        sys.argv = [request.module, *request.words]
-        status = _exit_status(request)
-    except BaseException:
-        sys.excepthook(*sys.exc_info())
-    finally:
-        os._exit(status)
-
-
-def _number(fds: Sequence[int], wanted: Sequence[int]) -> None:
-    """Give descriptors the numbers that the command line names."""
-    high = max([_HIGH, *wanted]) + 1
-    moved = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, high) for fd in fds]
-    close_fds(fds)
-    for fd, number in zip(moved, wanted, strict=True):
-        os.dup2(fd, number)
-    close_fds(moved)
-
-
-def _exit_status(request: Fork) -> int:
-    """Run it, and what an interpreter runs at its end."""
-    try:
-        status = importlib.import_module(request.module).main(request.words)
-    except SystemExit as leaving:
-        status = leaving.code
-    threading._shutdown()  # type: ignore[attr-defined]  # as multiprocessing does
-    atexit._run_exitfuncs()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    return status if isinstance(status, int) else int(status is not None)
-
-
-class _MemoryMap(ctypes.Structure):
-    """`struct prctl_mm_map` of the kernel."""
-
-    _fields_ = (
-        *(
-            (name, ctypes.c_uint64)
-            for name in (
-                "start_code", "end_code", "start_data", "end_data", "start_brk", "brk",
-                "start_stack", "arg_start", "arg_end", "env_start", "env_end", "auxv",
-            )
-        ),
-        ("auxv_size", ctypes.c_uint32),
-        ("exe_fd", ctypes.c_uint32),
-    )  # fmt: skip
-
-
-_shown: ctypes.Array[ctypes.c_char] | None = None
-"""Shown by the kernel for as long as this process lives."""
-
-
-def _rename(command: Sequence[str]) -> bool:
-    """Have this process's command line be that, for `ps` and for who looks for a folder's
-    processes, and its environment what it is now. False: this kernel cannot do that."""
-    global _shown
-    words = b"".join(os.fsencode(word) + b"\0" for word in command)
-    variables = b"".join(b"%b=%b\0" % pair for pair in os.environb.items())
-    shown = ctypes.create_string_buffer(words + variables, len(words) + len(variables))
-    at = ctypes.addressof(shown)
-    middle, end = at + len(words), at + len(shown)
-    libc = ctypes.CDLL(None)
-    libc.sbrk.restype = ctypes.c_void_p
-    with open("/proc/self/stat", "rb", buffering=0) as file:
-        rest = file.read().rpartition(b")")[2].split()  # from the third field of proc(5) on
-    code_data_brk = [int(rest[field - 3]) for field in (26, 27, 45, 46, 47)]
-    stack = int(rest[28 - 3])
-    found = _MemoryMap(
-        *code_data_brk, libc.sbrk(0), stack, at, middle, middle, end, 0, 0, 0xFFFFFFFF
-    )
-    if libc.prctl(_PR_SET_MM, _PR_SET_MM_MAP, ctypes.byref(found), ctypes.sizeof(found), 0):
-        return False
-    _shown = shown
-    return True
+    os.setsid()
+    forking.show([sys.executable, "-m", request.module, *request.words])
+    channel.close()
+    forking.place(fds, request.fds)
+    gc.enable()
+    sys.argv = [request.module, *request.words]
+    return forking.status_of(lambda: importlib.import_module(request.module).main(request.words))
