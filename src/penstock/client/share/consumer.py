@@ -74,8 +74,8 @@ class ShareConsumer(Closing, api_hints.Elsewhere):
             the same of all workers of a group: one that says otherwise is refused.
         max_records: records that a poll brings without a number of its own, at most; a loop asks
             for what it works off in a tenth of a second, up to as many.
-        prefetch_bytes: what is read ahead of the worker, in bytes (and at least a batch). Batches of
-            which single records come, which were delayed, are kept in up to four times as much.
+        prefetch_bytes: what is read ahead of the worker, in bytes (and at least a batch). Batches
+            of which single records come, which were delayed, are kept in up to four times as much.
         ack_interval: seconds between two requests that only carry answers. An answer waits for the
             next call, an acquire, or `flush`; never for another thread.
         dead_letters: the topic for what cannot be done; "{topic}" is the record's. None: nothing is

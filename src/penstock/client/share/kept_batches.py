@@ -16,7 +16,7 @@ from penstock.client.consumer.records import Chunk
 
 BATCHES_MAX: Final = 1024
 MAPPED_BYTES: Final = 2048
-"""What a batch takes whose bytes are mapped, beside eight bytes for each record."""
+"""Bytes that a mapped batch takes, beside eight for each record."""
 
 
 class KeptBatches:
