@@ -68,7 +68,8 @@ def _tell() -> None:
     target = _folder / f"{os.getpid()}.json"
     if not target.exists():
         part = target.with_suffix(".part")
-        part.write_text(json.dumps([" ".join(sys.orig_argv), list(_seen)]))
+        command = Path("/proc/self/cmdline").read_text().replace("\0", " ")
+        part.write_text(json.dumps([command, list(_seen)]))
         part.rename(target)
 
 
