@@ -17,7 +17,7 @@ TOP_LEVEL = ("core", "ipc", "cluster", "bench")
 FLOORS = (
     ("core",),
     ("ipc", "cluster"),
-    ("security", "observe"),
+    ("security", "observe", "serializers"),
     ("client",),
     ("server", "database"),
     ("outbox", "dedup", "kombu"),

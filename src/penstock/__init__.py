@@ -24,7 +24,8 @@ _HOMES = {
     "connect": "client.client",
     "sql": "client.sql",
     "App": "client.app.app",
-    "DecodeError": "client.app.handler",
+    "DecodeError": "serializers.serializer",
+    "EncodeError": "serializers.serializer",
     "Client": "client.client",
     "Producer": "client.producer.producer",
     "Consumer": "client.consumer.consumer",
@@ -97,6 +98,7 @@ __all__ = [
     "DeliveryError",
     "DeliveryTimeout",
     "DroppedError",
+    "EncodeError",
     "ForkedClientError",
     "GroupBatch",
     "GroupConsumer",
@@ -153,7 +155,6 @@ if TYPE_CHECKING:
     from penstock.client.admin.topic_config import TopicConfig
     from penstock.client.admin.trim import TrimResult
     from penstock.client.app.app import App
-    from penstock.client.app.handler import DecodeError
     from penstock.client.client import Client, connect
     from penstock.client.consumer.consumer import Consumer
     from penstock.client.consumer.group.consumed import GroupBatch
@@ -205,6 +206,7 @@ if TYPE_CHECKING:
         UnknownTopicError,
         UnsupportedVersionError,
     )
+    from penstock.serializers.serializer import DecodeError, EncodeError
 
 
 @atexit.register

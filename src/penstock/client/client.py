@@ -29,9 +29,11 @@ from penstock.client.share.consumer import ShareConsumer
 from penstock.client.transactions.producer import TransactionalProducer
 from penstock.client.transactions.stages import Stage, StagesOutcome, commit_stages, end_stages
 from penstock.client.transport import Keys, Transport, reaching
+from penstock.client.typed import K, V
 from penstock.client.validation import telling_options
 from penstock.core import errors as er
 from penstock.ipc.waits import run
+from penstock.serializers.serializer import Serializer
 
 
 class Client(Closing):
@@ -65,12 +67,16 @@ class Client(Closing):
         return self._socket.metrics() if isinstance(self._socket, RemoteAddress) else {}
 
     @overload
-    def producer(self, **options: Unpack[TransactionOptions]) -> TransactionalProducer: ...
-
+    def producer(
+        self, *, value: Serializer[V] | None = None, key: Serializer[K] | None = None,
+        **options: Unpack[TransactionOptions],
+    ) -> TransactionalProducer[V, K]: ...  # fmt: skip
     @overload
-    def producer(self, **options: Unpack[ProducerOptions]) -> Producer: ...
-
-    def producer(self, **options: Any) -> Producer:
+    def producer(
+        self, *, value: Serializer[V] | None = None, key: Serializer[K] | None = None,
+        **options: Unpack[ProducerOptions],
+    ) -> Producer[V, K]: ...  # fmt: skip
+    def producer(self, **options: Any) -> Producer[Any, Any]:
         """A new producer; its options are those of `ProducerConfig`. With a `transactional_id` it
         sends in transactions: see `TransactionalProducer`, which has three more."""
         self._check_open()
@@ -127,16 +133,24 @@ class Client(Closing):
         )
 
     @overload
-    def consumer(self, *topics: str, **options: Unpack[GroupOptions]) -> GroupConsumer: ...
+    def consumer(
+        self, *topics: str, value: Serializer[V] | None = None, key: Serializer[K] | None = None,
+        **options: Unpack[GroupOptions],
+    ) -> GroupConsumer[V, K]: ...  # fmt: skip
     @overload
-    def consumer(self, *topics: str, **options: Unpack[ConsumerOptions]) -> Consumer: ...
-    def consumer(self, *topics: str, **options: Any) -> Consumer | GroupConsumer:
+    def consumer(
+        self, *topics: str, value: Serializer[V] | None = None, key: Serializer[K] | None = None,
+        **options: Unpack[ConsumerOptions],
+    ) -> Consumer[V, K]: ...  # fmt: skip
+    def consumer(
+        self, *topics: str, **options: Any
+    ) -> Consumer[Any, Any] | GroupConsumer[Any, Any]:
         """A new consumer of all partitions of `topics` (none: call `assign`); see `Consumer`. With
         `group=` a member of that group, which is given its partitions; see `GroupConsumer`."""
         self._check_open()
         check_consumer_names(options)
         options.setdefault("client_id", self._client_id)
-        consumer: Consumer | GroupConsumer
+        consumer: Consumer[Any, Any] | GroupConsumer[Any, Any]
         if "group" not in options:
             consumer = Consumer(self._socket, topics, **options)
         else:
@@ -144,13 +158,16 @@ class Client(Closing):
         self.made.add(consumer)
         return consumer
 
-    def share_consumer(self, *topics: str, **options: Unpack[ShareOptions]) -> ShareConsumer:
+    def share_consumer(
+        self, *topics: str, value: Serializer[V] | None = None, key: Serializer[K] | None = None,
+        **options: Unpack[ShareOptions],
+    ) -> ShareConsumer[V, K]:  # fmt: skip
         """A worker of the share group `group=`, which gets single records of these topics and
         answers for each; see `ShareConsumer`."""
         self._check_open()
         check_share_names(options)
         options.setdefault("client_id", self._client_id)
-        consumer = ShareConsumer(self._socket, topics, **options)
+        consumer = ShareConsumer(self._socket, topics, value=value, key=key, **options)
         self.made.add(consumer)
         return consumer
 

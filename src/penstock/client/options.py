@@ -4,7 +4,7 @@ and for callers that mistype one."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, Literal, Required, TypedDict
+from typing import Any, Final, Literal, Required, TypedDict
 
 from penstock.client.consumer.consumer import Start
 from penstock.client.consumer.group.options import Guarantee
@@ -118,6 +118,10 @@ class AppOptions(ConsumerOptions, total=False):
     processing_timeout: float | None
 
 
+SERIALIZERS: Final = ("value", "key")
+"""Options of producers and consumers that their overloads name, for their types."""
+
+
 def check_producer_names(options: Mapping[str, Any]) -> None:
     """Raises TypeError naming an option that such a producer has not."""
     _check("producer()", options, ProducerOptions, TransactionOptions, "transactional_id")
@@ -131,7 +135,7 @@ def check_consumer_names(options: Mapping[str, Any]) -> None:
 def check_share_names(options: Mapping[str, Any]) -> None:
     """Raises TypeError naming an option that a share consumer has not, or `group`, where it is
     missing."""
-    check_names("share_consumer()", options, ShareOptions.__annotations__)
+    check_names("share_consumer()", options, (*ShareOptions.__annotations__, *SERIALIZERS))
     if "group" not in options:
         raise TypeError("share_consumer() needs group=: the name that its workers share")
 
@@ -141,4 +145,4 @@ def _check(verb: str, options: Iterable[str], plain: type, more: type, by: str) 
         for name in options:
             if name in more.__annotations__ and name not in plain.__annotations__:
                 raise TypeError(f"{verb} takes {name}= only beside {by}=")
-    check_names(verb, options, more.__annotations__)
+    check_names(verb, options, (*more.__annotations__, *SERIALIZERS))

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Coroutine, Iterable
 from functools import partial
-from typing import Any, TypeVar, Unpack, cast, overload
+from typing import Any, Protocol, TypeVar, Unpack, cast, overload
 
 from penstock.client.aio.admin import Admin
 from penstock.client.aio.consumer import Consumer
@@ -33,12 +33,17 @@ from penstock.client.remote.address import Place, RemoteAddress
 from penstock.client.session import default_url
 from penstock.client.transactions.stages import StagesOutcome, commit_stages, end_stages
 from penstock.client.transport import Keys, Transport, reaching
+from penstock.client.typed import K, V
 from penstock.client.validation import telling_options
 from penstock.core import errors as er
+from penstock.serializers.serializer import Serializer
 
-M = TypeVar(
-    "M", Producer, TransactionalProducer, Stage, Consumer, GroupConsumer, ShareConsumer, Admin
-)
+
+class _Made(Protocol):
+    async def close(self) -> None: ...
+
+
+M = TypeVar("M", bound=_Made)
 
 
 class Client(AsyncClosing):
@@ -74,10 +79,18 @@ class Client(AsyncClosing):
         return self._socket.metrics() if isinstance(self._socket, RemoteAddress) else {}
 
     @overload
-    def producer(self, **options: Unpack[TransactionOptions]) -> Opening[TransactionalProducer]: ...
+    def producer(
+        self, *, value: Serializer[V] | None = None, key: Serializer[K] | None = None,
+        **options: Unpack[TransactionOptions],
+    ) -> Opening[TransactionalProducer[V, K]]: ...  # fmt: skip
     @overload
-    def producer(self, **options: Unpack[ProducerOptions]) -> Opening[Producer]: ...
-    def producer(self, **options: Any) -> Opening[Producer] | Opening[TransactionalProducer]:
+    def producer(
+        self, *, value: Serializer[V] | None = None, key: Serializer[K] | None = None,
+        **options: Unpack[ProducerOptions],
+    ) -> Opening[Producer[V, K]]: ...  # fmt: skip
+    def producer(
+        self, **options: Any
+    ) -> Opening[Producer[Any, Any]] | Opening[TransactionalProducer[Any, Any]]:
         """A new producer; see `penstock.Producer` for the options. With a `transactional_id` it
         sends in transactions."""
         check_producer_names(options)
@@ -132,10 +145,18 @@ class Client(AsyncClosing):
         await in_thread(ending)
 
     @overload
-    def consumer(self, *topics: str, **options: Unpack[GroupOptions]) -> Opening[GroupConsumer]: ...
+    def consumer(
+        self, *topics: str, value: Serializer[V] | None = None, key: Serializer[K] | None = None,
+        **options: Unpack[GroupOptions],
+    ) -> Opening[GroupConsumer[V, K]]: ...  # fmt: skip
     @overload
-    def consumer(self, *topics: str, **options: Unpack[ConsumerOptions]) -> Opening[Consumer]: ...
-    def consumer(self, *topics: str, **options: Any) -> Opening[Consumer] | Opening[GroupConsumer]:
+    def consumer(
+        self, *topics: str, value: Serializer[V] | None = None, key: Serializer[K] | None = None,
+        **options: Unpack[ConsumerOptions],
+    ) -> Opening[Consumer[V, K]]: ...  # fmt: skip
+    def consumer(
+        self, *topics: str, **options: Any
+    ) -> Opening[Consumer[Any, Any]] | Opening[GroupConsumer[Any, Any]]:
         """A new consumer of all partitions of `topics` (none: call `assign`); see
         `penstock.Consumer` for the options. With `group=` a member of that group."""
         check_consumer_names(options)
@@ -147,12 +168,14 @@ class Client(AsyncClosing):
         return Opening(lambda: self._keep(Consumer.make(self._socket, topics, plain)))
 
     def share_consumer(
-        self, *topics: str, **options: Unpack[ShareOptions]
-    ) -> Opening[ShareConsumer]:
+        self, *topics: str, value: Serializer[V] | None = None, key: Serializer[K] | None = None,
+        **options: Unpack[ShareOptions],
+    ) -> Opening[ShareConsumer[V, K]]:  # fmt: skip
         """A worker of the share group `group=`; see `penstock.ShareConsumer` for the options."""
         check_share_names(options)
         options.setdefault("client_id", self._client_id)
-        return Opening(lambda: self._keep(ShareConsumer.make(self._socket, topics, options)))
+        given = {**options, "value": value, "key": key}
+        return Opening(lambda: self._keep(ShareConsumer.make(self._socket, topics, given)))
 
     def dead_letters(
         self, topic: str, *, exact: bool = False, timeout: float = 15.0

@@ -6,9 +6,9 @@ here. The loop watches the consumer's doorbell while a call sleeps on it.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from itertools import islice
-from typing import Final, TypeVar
+from typing import Any, Final, Self, TypeVar
 
 from penstock.client.aio.waits import Turns, WaitRunner
 from penstock.client.closing import AsyncClosing
@@ -16,10 +16,11 @@ from penstock.client.consumer.consumer import END_POLL, Start
 from penstock.client.consumer.consumer import Consumer as BlockingConsumer
 from penstock.client.consumer.partition_cursor import TopicPartition
 from penstock.client.consumer.records import Record, RecordBatch
-from penstock.client.options import ConsumerOptions, GroupOptions, ShareOptions
+from penstock.client.options import ConsumerOptions, GroupOptions
 from penstock.client.reconnect import Attachment
 from penstock.client.remote.address import Place
 from penstock.client.session import Session
+from penstock.client.typed import K, Typed, V
 from penstock.core import errors as er
 from penstock.ipc.waits import run
 
@@ -44,9 +45,7 @@ def checked(options: Options) -> Options:
     return options
 
 
-async def attached(
-    socket: Place, options: ConsumerOptions | GroupOptions | ShareOptions
-) -> tuple[WaitRunner, Session]:
+async def attached(socket: Place, options: Mapping[str, Any]) -> tuple[WaitRunner, Session]:
     """An attachment of its own for a consumer, and what carries its calls out."""
     carrier = WaitRunner("consumer")
     timeout, client_id = options.get("timeout", 5.0), options.get("client_id", "")
@@ -54,7 +53,7 @@ async def attached(
     return carrier, await carrier.carry(attaching)
 
 
-class Consumer(AsyncClosing):
+class Consumer(Typed[V, K], AsyncClosing):
     """Reads partitions in an event loop. Made by `Client.consumer`; options, verbs and errors are
     those of `penstock.Consumer`, but for `prefetch_bytes`, which is 1 MiB here, and `spin`, which a
     loop has no use for. For one task at a time: RuntimeError where a second one would wait too.
@@ -62,20 +61,18 @@ class Consumer(AsyncClosing):
     A call that is cancelled has brought nothing: what it would have brought comes with the next.
     """
 
-    def __init__(self, core: BlockingConsumer, carrier: WaitRunner) -> None:
+    def __init__(self, core: BlockingConsumer[V, K], carrier: WaitRunner) -> None:
         self._core = core
         self._carrier = carrier
         self._turns = Turns()
 
     @classmethod
-    async def make(
-        cls, socket: Place, topics: tuple[str, ...], options: ConsumerOptions
-    ) -> Consumer:
+    async def make(cls, socket: Place, topics: tuple[str, ...], options: ConsumerOptions) -> Self:
         """Attaches, and looks the topics up."""
         options = checked(options)
         carrier, session = await attached(socket, options)
         try:
-            core = BlockingConsumer(socket, session=session, **options)
+            core: BlockingConsumer[V, K] = BlockingConsumer(socket, session=session, **options)
         except BaseException:
             session.close()
             raise
@@ -138,7 +135,7 @@ class Consumer(AsyncClosing):
     # --- reading ---------------------------------------------------------------------------------
     async def poll(
         self, max_records: int | None = None, timeout: float | None = 0.0
-    ) -> RecordBatch:
+    ) -> RecordBatch[V, K]:
         """Records that are there, or come within `timeout` seconds (None: wait for ever). See
         `penstock.Consumer.poll`."""
         await self._turns.share()
@@ -148,7 +145,7 @@ class Consumer(AsyncClosing):
 
     async def batches(
         self, max_records: int | None = None, timeout: float | None = None
-    ) -> AsyncIterator[RecordBatch]:
+    ) -> AsyncIterator[RecordBatch[V, K]]:
         """Polls that brought something, until none does for `timeout` seconds (None: for ever; with
         `follow=False`: until the high watermarks of the beginning)."""
         async for batch in self._batches(max_records, timeout):
@@ -157,7 +154,7 @@ class Consumer(AsyncClosing):
 
     async def _batches(
         self, max_records: int | None, timeout: float | None
-    ) -> AsyncIterator[RecordBatch]:
+    ) -> AsyncIterator[RecordBatch[V, K]]:
         """`batches`, of which each is still to be called `brought`."""
         ends = await self._carrier.carry(self._core.ending())
         while not self._core.is_over(ends):
@@ -169,7 +166,7 @@ class Consumer(AsyncClosing):
             elif ends is None:
                 return
 
-    async def __aiter__(self) -> AsyncIterator[Record]:
+    async def __aiter__(self) -> AsyncIterator[Record[V, K]]:
         """Every record, one by one; ends as `batches()` does."""
         async for batch in self._batches(None, None):
             records = self._core.unpack(batch)
@@ -178,7 +175,7 @@ class Consumer(AsyncClosing):
                     yield record
                 await self._turns.share()
 
-    def unpack(self, batch: RecordBatch) -> Iterator[Record]:
+    def unpack(self, batch: RecordBatch[V, K]) -> Iterator[Record[V, K]]:
         """The records of a batch, the position following each of them."""
         return self._core.unpack(batch)
 

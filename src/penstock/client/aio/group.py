@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Self
 
 from penstock.client.aio.consumer import RUN, attached, checked
 from penstock.client.aio.retry import carry_out
@@ -21,6 +21,7 @@ from penstock.client.consumer.partition_cursor import TopicPartition
 from penstock.client.consumer.records import Record
 from penstock.client.options import GroupOptions
 from penstock.client.remote.address import Place
+from penstock.client.typed import K, Typed, V
 from penstock.core import errors as er
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from penstock.client.retry.policy import Retry
 
 
-class GroupConsumer(AsyncClosing):
+class GroupConsumer(Typed[V, K], AsyncClosing):
     """Reads what a group gives it, in an event loop. Made by `Client.consumer(..., group=...)`;
     options, verbs, guarantees and errors are those of
     `penstock.client.consumer.group.consumer.GroupConsumer`, but for those of `Consumer` that differ
@@ -38,21 +39,21 @@ class GroupConsumer(AsyncClosing):
     next call finds out.
     """
 
-    def __init__(self, core: BlockingGroupConsumer, carrier: WaitRunner) -> None:
+    def __init__(self, core: BlockingGroupConsumer[V, K], carrier: WaitRunner) -> None:
         self._core = core
         self.group = core.group
         self._carrier = carrier
         self._turns = Turns()
 
     @classmethod
-    async def make(
-        cls, socket: Place, topics: tuple[str, ...], options: GroupOptions
-    ) -> GroupConsumer:
+    async def make(cls, socket: Place, topics: tuple[str, ...], options: GroupOptions) -> Self:
         """Attaches, and joins the group."""
         options = checked(options)
         carrier, session = await attached(socket, options)
         try:
-            core = BlockingGroupConsumer(socket, topics, session=session, **options)
+            core: BlockingGroupConsumer[V, K] = BlockingGroupConsumer(
+                socket, topics, session=session, **options
+            )
         except BaseException:
             session.close()
             raise
@@ -65,7 +66,9 @@ class GroupConsumer(AsyncClosing):
         return made
 
     # --- reading ---------------------------------------------------------------------------------
-    async def poll(self, max_records: int | None = None, timeout: float | None = 0.0) -> GroupBatch:
+    async def poll(
+        self, max_records: int | None = None, timeout: float | None = 0.0
+    ) -> GroupBatch[V, K]:
         """Returns records that are there, or come within `timeout` seconds (None: no limit).
 
         Records of earlier polls count as done from here on.
@@ -74,14 +77,14 @@ class GroupConsumer(AsyncClosing):
         self._core.brought()
         return batch
 
-    async def _poll(self, max_records: int | None, timeout: float | None) -> GroupBatch:
+    async def _poll(self, max_records: int | None, timeout: float | None) -> GroupBatch[V, K]:
         """`poll`, of which the core is still to be told that the caller gets it."""
         await self._turns.share()
         return await self._carrier.carry(self._core.polling(max_records, timeout))
 
     async def batches(
         self, max_records: int | None = None, timeout: float | None = None
-    ) -> AsyncIterator[GroupBatch]:
+    ) -> AsyncIterator[GroupBatch[V, K]]:
         """Polls that brought something, until none does for `timeout` seconds (None: for ever; with
         `follow=False`: until the high watermarks that its partitions had when they came)."""
         core = self._core
@@ -93,7 +96,7 @@ class GroupConsumer(AsyncClosing):
             elif core.follows:
                 return
 
-    async def __aiter__(self) -> AsyncIterator[Record]:
+    async def __aiter__(self) -> AsyncIterator[Record[V, K]]:
         """Every record, one by one; ends as `batches()` does. A record is done once the next one is
         asked for."""
         core = self._core
@@ -144,7 +147,7 @@ class GroupConsumer(AsyncClosing):
         `penstock.GroupConsumer.commit`."""
         await self._carrier.carry(self._core.committing(what))
 
-    async def rewind(self, batch: GroupBatch | None = None) -> None:
+    async def rewind(self, batch: GroupBatch[Any, Any] | None = None) -> None:
         """Bring it again: a batch, or all above what is committed."""
         await self._carrier.carry(self._core.rewinding(batch))
 
@@ -180,7 +183,7 @@ class GroupConsumer(AsyncClosing):
 
     # --- life ------------------------------------------------------------------------------------
     @property
-    def blocking(self) -> BlockingGroupConsumer:
+    def blocking(self) -> BlockingGroupConsumer[V, K]:
         """For a transaction, which commits for it."""
         return self._core
 

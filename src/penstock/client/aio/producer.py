@@ -19,6 +19,7 @@ from penstock.client.aio.waits import Turns, going_on, in_thread
 from penstock.client.arrow.intake import Wanted
 from penstock.client.options import ProducerOptions, StageOptions, TransactionOptions
 from penstock.client.producer.delivery import Receipt
+from penstock.client.producer.encoding import Encoders, encoders_of
 from penstock.client.producer.producer import PlainProducer
 from penstock.client.producer.producer import Producer as BlockingProducer
 from penstock.client.producer.record_options import (
@@ -29,17 +30,19 @@ from penstock.client.producer.record_options import (
 )
 from penstock.client.public_view import Shown
 from penstock.client.remote.address import Place
+from penstock.client.typed import K, Typed, V
 from penstock.client.validation import (
     HeadersLike,
     as_bytes,
     check_columns,
 )
 from penstock.core import errors as er
+from penstock.serializers.serializer import check_serializer
 
 logger = logging.getLogger("penstock.producer")
 
 
-class Producer(Shown):
+class Producer(Typed[V, K], Shown):
     """Sends records from an event loop. Made by `Client.producer`; options and errors are those of
     `penstock.Producer`. For the tasks of one loop.
 
@@ -49,8 +52,14 @@ class Producer(Shown):
     awaiting it awaits `drain` now and then.
     """
 
-    def __init__(self, core: BlockingProducer, *, waits: bool) -> None:
+    def __init__(
+        self, core: BlockingProducer[Any, Any], *, waits: bool, encoders: Encoders | None = None
+    ) -> None:
         self._core = core
+        if encoders is not None:
+            self.send = encoders.sending(self.send)  # type: ignore[method-assign]
+            self.send_and_wait = encoders.sending(self.send_and_wait)  # type: ignore[method-assign]
+            self.send_batch = encoders.sending_batch(self.send_batch)  # type: ignore[method-assign]
         core.unthreaded.front = self
         self._waits = waits
         self._news = News(asyncio.get_running_loop())
@@ -70,19 +79,19 @@ class Producer(Shown):
         fork_safety.remember(self)
 
     @classmethod
-    async def make(cls, socket: Place, options: ProducerOptions) -> Producer:
+    async def make(cls, socket: Place, options: ProducerOptions) -> Self:
         """Attaches, in a thread of the loop's."""
-        options, waits = in_line(options)
-        core = await in_thread(partial(PlainProducer, socket, **options), discard=leave)
-        return cls(core, waits=waits)
+        options, waits, encoders = in_line(options)
+        core = await in_thread(lambda: PlainProducer(socket, **options), discard=leave)
+        return cls(core, waits=waits, encoders=encoders)
 
     # --- sending ---------------------------------------------------------------------------------
     def send(
         self,
         topic: str,
-        value: bytes | None,
+        value: V | None,
         *,
-        key: bytes | None = None,
+        key: K | None = None,
         headers: HeadersLike | None = None,
         partition: int | None = None,
         **options: Unpack[RecordOptions],
@@ -120,9 +129,9 @@ class Producer(Shown):
     async def send_and_wait(
         self,
         topic: str,
-        value: bytes | None,
+        value: V | None,
         *,
-        key: bytes | None = None,
+        key: K | None = None,
         headers: HeadersLike | None = None,
         partition: int | None = None,
         timeout: float | None = None,
@@ -139,8 +148,8 @@ class Producer(Shown):
             return taken
 
         if self._knows(topic) and topic not in self._lines:
-            delivery = self.send(
-                topic, value, key=key, headers=headers, partition=partition, **options
+            delivery = Producer.send(
+                self, topic, value, key=key, headers=headers, partition=partition, **options
             )
             self._core.unthreaded.hurry(topic)
         else:
@@ -159,9 +168,9 @@ class Producer(Shown):
     def send_batch(
         self,
         topic: str,
-        values: Sequence[bytes | None],
+        values: Sequence[V | None],
         *,
-        keys: Sequence[bytes | None] | None = None,
+        keys: Sequence[K | None] | None = None,
         headers: Sequence[HeadersLike | None] | None = None,
         timestamps: Sequence[int] | None = None,
         partition: int | None = None,
@@ -183,7 +192,8 @@ class Producer(Shown):
                 if not self._waits:
                     raise
         delivery = BatchDelivery(self._news)
-        size = sum(map(len, filter(None, values))) + sum(map(len, filter(None, keys or ())))
+        columns: list[Any] = [*values, *(keys or ())]  # bytes, by now
+        size = sum(map(len, filter(None, columns)))
         self._lines.add(topic, delivery, call, len(values), size)
         return delivery
 
@@ -330,13 +340,19 @@ class Producer(Shown):
 Options = TypeVar("Options", ProducerOptions, TransactionOptions, StageOptions)
 
 
-def in_line(options: Options) -> tuple[Options, bool]:
-    """The options of a producer in a loop, and whether records wait for room."""
+def in_line(options: Options) -> tuple[Options, bool, Encoders | None]:
+    """The options of a producer in a loop, whether records wait for room, and what encodes them:
+    before they wait."""
     options = options.copy()
+    given: dict[str, Any] = options  # type: ignore[assignment]
+    encoders = encoders_of(
+        check_serializer("value", given.pop("value", None)),
+        check_serializer("key", given.pop("key", None)),
+    )
     waits = options.get("on_full", "block") == "block"
     if waits:
         options["on_full"] = "error"  # a refused record waits in line
-    return options, waits
+    return options, waits, encoders
 
 
 def leave(core: BlockingProducer) -> None:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Iterable
-from typing import TypeVar
+from collections.abc import AsyncIterator, Iterable, Mapping
+from typing import Any, Self, TypeVar
 
 from penstock.client.aio.consumer import attached
 from penstock.client.aio.waits import Turns, WaitRunner, going_on
 from penstock.client.closing import AsyncClosing
-from penstock.client.options import ShareOptions
 from penstock.client.remote.address import Place
 from penstock.client.share.consumer import ShareConsumer as BlockingShareConsumer
 from penstock.client.share.jobs import Job
+from penstock.client.typed import K, Typed, V
 from penstock.core import errors as er
 from penstock.ipc.waits import Waits
 
@@ -21,7 +21,7 @@ logger = logging.getLogger("penstock.consumer")
 T = TypeVar("T")
 
 
-class ShareConsumer(AsyncClosing):
+class ShareConsumer(Typed[V, K], AsyncClosing):
     """Works on a queue in an event loop. Made by `Client.share_consumer`; options, verbs and errors
     are those of `penstock.client.share.consumer.ShareConsumer`. One task polls; any task, and any
     thread, may answer for jobs. A job's answers are plain calls.
@@ -30,7 +30,7 @@ class ShareConsumer(AsyncClosing):
     A call of `Job.extend` is sent at once: by the call under way, or by a task.
     """
 
-    def __init__(self, core: BlockingShareConsumer, carrier: WaitRunner) -> None:
+    def __init__(self, core: BlockingShareConsumer[V, K], carrier: WaitRunner) -> None:
         self._core = core
         self.group = core.group
         self._carrier = carrier
@@ -61,9 +61,7 @@ class ShareConsumer(AsyncClosing):
         return await self._carrier.carry(steps)
 
     @classmethod
-    async def make(
-        cls, socket: Place, topics: tuple[str, ...], options: ShareOptions
-    ) -> ShareConsumer:
+    async def make(cls, socket: Place, topics: tuple[str, ...], options: Mapping[str, Any]) -> Self:
         """Attaches, and joins the group."""
         carrier, session = await attached(socket, options)
         try:
@@ -79,7 +77,9 @@ class ShareConsumer(AsyncClosing):
             raise
         return made
 
-    async def poll(self, max_records: int | None = None, timeout: float | None = 0.0) -> list[Job]:
+    async def poll(
+        self, max_records: int | None = None, timeout: float | None = 0.0
+    ) -> list[Job[V, K]]:
         """Jobs that are there, or the first that come within `timeout` seconds (None: wait for
         ever). See `penstock.ShareConsumer.poll`."""
         await self._turns.share()
@@ -87,7 +87,7 @@ class ShareConsumer(AsyncClosing):
         self._core.brought()
         return jobs
 
-    async def __aiter__(self) -> AsyncIterator[Job]:
+    async def __aiter__(self) -> AsyncIterator[Job[V, K]]:
         """Every job, one by one, for ever."""
         core = self._core
         while True:
@@ -99,7 +99,7 @@ class ShareConsumer(AsyncClosing):
                 else:
                     yield job
 
-    def ack_many(self, jobs: Iterable[Job]) -> None:
+    def ack_many(self, jobs: Iterable[Job[Any, Any]]) -> None:
         """All of these are done."""
         self._core.ack_many(jobs)
 

@@ -17,12 +17,13 @@ import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import Final
+from typing import Final, Self
 
 from penstock.client.aio.consumed import Consumed, Held, hold
 from penstock.client.aio.producer import Producer, in_line, leave
 from penstock.client.aio.waits import going_on, in_thread
 from penstock.client.options import StageOptions, TransactionOptions
+from penstock.client.producer.encoding import Encoders
 from penstock.client.remote.address import Place
 from penstock.client.share.done_jobs import Done, check_done
 from penstock.client.transactions.inputs import TransactionInputs
@@ -32,13 +33,14 @@ from penstock.client.transactions.producer import (
 from penstock.client.transactions.producer import poll_again
 from penstock.client.transactions.stages import Stage as BlockingStage
 from penstock.client.transactions.state_machine import TransactionState
+from penstock.client.typed import K, V
 from penstock.core import errors as er
 
 logger = logging.getLogger("penstock.transactions")
 END: Final = "penstock: end of a transaction"
 
 
-class Transacting(Producer):
+class Transacting(Producer[V, K]):
     """A producer whose records are part of a transaction: one that is refused, also while it waits
     in line, fails all of it."""
 
@@ -56,7 +58,7 @@ class Transacting(Producer):
         await in_thread(self._core.close if flushed else self._core.leave)
 
 
-class TransactionalProducer(Transacting):
+class TransactionalProducer(Transacting[V, K]):
     """Sends records in transactions. Made by `Client.producer(transactional_id=...)`; options,
     verbs, guarantees and errors are those of `penstock.TransactionalProducer`.
 
@@ -68,8 +70,14 @@ class TransactionalProducer(Transacting):
 
     _core: BlockingTransactionalProducer
 
-    def __init__(self, core: BlockingTransactionalProducer, *, waits: bool) -> None:
-        super().__init__(core, waits=waits)
+    def __init__(
+        self,
+        core: BlockingTransactionalProducer,
+        *,
+        waits: bool,
+        encoders: Encoders | None = None,
+    ) -> None:
+        super().__init__(core, waits=waits, encoders=encoders)
         self._turn = asyncio.Lock()  # held by the task that begins or ends
         self._held: list[Held] = []
         self._committing: asyncio.Task[None] | None = None  # until somebody knows what came of it
@@ -77,13 +85,13 @@ class TransactionalProducer(Transacting):
         self._shut()
 
     @classmethod
-    async def make_transactional(
-        cls, socket: Place, options: TransactionOptions
-    ) -> TransactionalProducer:
+    async def make_transactional(cls, socket: Place, options: TransactionOptions) -> Self:
         """Attaches, and takes the id over, in a thread of the loop's."""
-        options, waits = in_line(options)
-        making = partial(BlockingTransactionalProducer, socket, **options)
-        return cls(await in_thread(making, discard=leave), waits=waits)
+        options, waits, encoders = in_line(options)
+        core = await in_thread(
+            lambda: BlockingTransactionalProducer(socket, **options), discard=leave
+        )
+        return cls(core, waits=waits, encoders=encoders)
 
     @property
     def epoch(self) -> int:
@@ -272,12 +280,12 @@ class Stage(Transacting):
     @classmethod
     async def make_stage(
         cls, socket: Place, transactional_id: str, epoch: int, options: StageOptions
-    ) -> Stage:
+    ) -> Self:
         """Attaches, and begins, in a thread of the loop's."""
-        options, waits = in_line(options)
+        options, waits, encoders = in_line(options)
         making = partial(BlockingStage, socket, transactional_id, epoch, **options)
         core = await in_thread(making, discard=lambda made: made.give_up())
-        return cls(core, waits=waits)
+        return cls(core, waits=waits, encoders=encoders)
 
     @property
     def epoch(self) -> int:

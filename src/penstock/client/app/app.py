@@ -24,7 +24,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, TypeVar, Unpack
 
-from penstock.client.app.handler import Handler, place_of
+from penstock.client.app.handler import Handler
 from penstock.client.app.subscription import (
     AppGuarantee,
     OnError,
@@ -34,6 +34,7 @@ from penstock.client.app.subscription import (
 from penstock.client.app.worker import COUNTS, Worker, producer_of
 from penstock.client.client import Client, connect
 from penstock.client.closing import Closing
+from penstock.client.consumer.records import place_of
 from penstock.client.options import AppOptions, AppShareOptions
 from penstock.client.producer.delivery import Delivery
 from penstock.client.producer.producer import Producer
@@ -42,6 +43,7 @@ from penstock.client.stop_signals import stopped_by_signals
 from penstock.client.transport import Keys, Transport
 from penstock.client.validation import as_spelt, check_names, check_range, telling_options
 from penstock.core import errors as er
+from penstock.serializers.serializer import Serializer
 
 if TYPE_CHECKING:
     from penstock.client.retry.policy import Retry
@@ -106,6 +108,8 @@ class App(Closing):
         retry: Retry | None = None,
         commit_interval: float = 1.0,
         guarantee: AppGuarantee = "at-least-once",
+        value: Serializer[Any] | None = None,
+        key: Serializer[Any] | None = None,
         **options: Unpack[AppOptions],
     ) -> Callable[[Function], Function]:
         """Registers a handler of these topics' records, which stays the function it is.
@@ -125,6 +129,8 @@ class App(Closing):
             commit_interval: seconds between commits, at most.
             guarantee: "at-most-once": no record is handled twice, whatever fails; those in hand
                 when a process dies are lost, as is one whose handler fails. It has no retries.
+            value, key: serializers of `penstock.serializers`. A handler then takes the decoded
+                value, whatever its annotation is.
             options: further ones of a group's consumer: `start`, `pattern`, ...
 
         The handler's annotations say what it takes: see `penstock.client.app.handler`. It may be
@@ -134,9 +140,11 @@ class App(Closing):
 
         def register(function: Function) -> Function:
             told = Subscription(
-                Handler(function), topics, group, concurrency, on_error, retries, retry_backoff,
+                Handler(function, is_decoded=value is not None),
+                topics, group, concurrency, on_error, retries, retry_backoff,
                 retry_backoff_max, retry, commit_interval,
-                as_spelt("guarantee", guarantee, GUARANTEES), options,
+                as_spelt("guarantee", guarantee, GUARANTEES),
+                {**options, "value": value, "key": key},
             )  # fmt: skip
             self._register(told)
             return function
@@ -144,13 +152,20 @@ class App(Closing):
         return register
 
     def share_consumer(
-        self, *topics: str, group: str, concurrency: int = 1, **options: Unpack[AppShareOptions]
+        self,
+        *topics: str,
+        group: str,
+        concurrency: int = 1,
+        value: Serializer[Any] | None = None,
+        key: Serializer[Any] | None = None,
+        **options: Unpack[AppShareOptions],
     ) -> Callable[[Function], Function]:
         """Registers a handler of a share group's jobs, which stays the function it is.
 
         Args:
             group: many workers, here and in other processes, share each partition.
             concurrency: how many workers this process has for it.
+            value, key: as of `consumer`.
             options: further ones of `Client.share_consumer`: `max_deliveries`, `backoff`, ...
 
         The handler takes what that of `consumer` takes, with `Job` in place of `Record`. A job is
@@ -161,9 +176,9 @@ class App(Closing):
         check_names("App.share_consumer()", options, SHARE_OPTIONS)
 
         def register(function: Function) -> Function:
-            self._register(
-                ShareSubscription(Handler(function, Job), topics, group, concurrency, options)
-            )
+            handler = Handler(function, Job, is_decoded=value is not None)
+            given = {**options, "value": value, "key": key}
+            self._register(ShareSubscription(handler, topics, group, concurrency, given))
             return function
 
         return register

@@ -7,7 +7,8 @@
     def bill(order: Order, record: Record)   both
     def bill(order: Order | None)            None for a record without a value
 
-Handlers of a share group have `Job` in place of `Record`.
+Handlers of a share group have `Job` in place of `Record`. Where the consumer has a serializer of
+values, that decodes, and annotations of values are for readers alone.
 
 Owns decoding. Never decides what becomes of a record that cannot be decoded.
 """
@@ -21,8 +22,9 @@ from typing import TYPE_CHECKING, Any, Final, Union, get_args, get_origin, get_t
 
 import msgspec
 
-from penstock.client.consumer.records import Record
-from penstock.core.errors import ConfigError, PenstockError
+from penstock.client.consumer.records import Record, place_of
+from penstock.core.errors import ConfigError
+from penstock.serializers.serializer import DecodeError
 
 if TYPE_CHECKING:
     from penstock.client.share.jobs import Job
@@ -36,15 +38,14 @@ _POSITIONAL: Final = (
 )
 
 
-class DecodeError(PenstockError):
-    """A record's value is not what the handler's annotation says. It is not tried again."""
-
-
 class Handler:
     """A function with the way from a record to its arguments. `whole`: the type of all of it.
-    Raises `ConfigError` where its parameters or their types cannot be served."""
+    `is_decoded`: its consumer has a serializer of values, so annotations decode nothing. Raises
+    `ConfigError` where its parameters or their types cannot be served."""
 
-    def __init__(self, function: Function, whole: type[Any] = Record) -> None:
+    def __init__(
+        self, function: Function, whole: type[Any] = Record, *, is_decoded: bool = False
+    ) -> None:
         self.function = function
         self._whole = whole
         self.name = getattr(function, "__qualname__", repr(function))
@@ -53,12 +54,17 @@ class Handler:
         first = kinds[0]
         self._takes_both = len(kinds) == 2
         self._takes_record = first is whole
-        self._takes_none = False
-        if get_origin(first) in (Union, types.UnionType) and type(None) in get_args(first):
+        self._takes_none = self._is_decoded = is_decoded
+        if (
+            not is_decoded
+            and get_origin(first) in (Union, types.UnionType)
+            and type(None) in get_args(first)
+        ):
             self._takes_none = True
             rest = [each for each in get_args(first) if each is not type(None)]
             first = rest[0] if len(rest) == 1 else Union[tuple(rest)]  # noqa: UP007 - made here
-        self._decode = None if self._takes_record else self._decoder(first)
+        is_given = is_decoded or self._takes_record
+        self._decode = None if is_given else self._decoder(first)
 
     def __call__(self, record: Record | Job) -> Any:
         """Calls it. Raises `DecodeError`, and what the function raises."""
@@ -68,6 +74,8 @@ class Handler:
         return self.function(value, record) if self._takes_both else self.function(value)
 
     def _value(self, record: Record | Job) -> Any:
+        if self._is_decoded:
+            return record.value
         if record.value is None:
             if self._takes_none:
                 return None
@@ -91,7 +99,7 @@ class Handler:
             raise ConfigError(f"handler {self.name}: its types are not known: {error}") from error
         whole = self._whole
         wanted = [each for each in parameters if each.default is inspect.Parameter.empty]
-        kinds = [hints.get(each.name, whole) for each in wanted]
+        kinds = [_plain(hints.get(each.name, whole), whole) for each in wanted]
         if (
             any(each.kind not in _POSITIONAL for each in wanted)
             or not 1 <= len(wanted) <= 2
@@ -116,5 +124,6 @@ class Handler:
             ) from error
 
 
-def place_of(record: Record | Job) -> str:
-    return f"{record.topic}-{record.partition} offset {record.offset}"
+def _plain(kind: Any, whole: type[Any]) -> Any:
+    """Returns `Record` for `Record[Order]`."""
+    return whole if get_origin(kind) is whole else kind

@@ -18,11 +18,12 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from penstock.client.app.handler import DecodeError, place_of
 from penstock.client.app.known_errors import KnownErrors
 from penstock.client.consumer.group.run_length import RunPace
+from penstock.client.consumer.records import place_of
 from penstock.client.share.consumer import ShareConsumer
 from penstock.client.share.jobs import Job, told_of
+from penstock.serializers.serializer import DecodeError
 
 logger = logging.getLogger("penstock.app")
 

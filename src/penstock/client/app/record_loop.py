@@ -22,13 +22,13 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
-from penstock.client.app.handler import DecodeError, place_of
 from penstock.client.app.known_errors import KnownErrors
 from penstock.client.app.subscription import Subscription
 from penstock.client.backoff import Retries
 from penstock.client.consumer.partition_cursor import TopicPartition
-from penstock.client.consumer.records import Record
+from penstock.client.consumer.records import Record, place_of
 from penstock.core import errors as er
+from penstock.serializers.serializer import DecodeError
 
 if TYPE_CHECKING:
     from penstock.client.client import Client

@@ -11,12 +11,14 @@ import logging
 import time
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from datetime import datetime
+from functools import partial
 from itertools import chain
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from penstock.client import fork_safety
 from penstock.client.api_hints import Elsewhere
 from penstock.client.closing import Closing
+from penstock.client.consumer.decoding import Decoders, decoders_of
 from penstock.client.consumer.fetch_scheduler import FetchScheduler
 from penstock.client.consumer.iteration import HandOut
 from penstock.client.consumer.last_poll import LastPoll
@@ -32,6 +34,7 @@ from penstock.client.reconnect import RECONNECT_MAX, Attachment
 from penstock.client.remote.address import Place
 from penstock.client.remote.logs import logs_of
 from penstock.client.session import Session
+from penstock.client.typed import K, Typed, V
 from penstock.client.validation import (
     ISOLATIONS,
     as_spelt,
@@ -44,6 +47,7 @@ from penstock.core import errors as er
 from penstock.core.storage import Storage
 from penstock.ipc.doorbell import Backoff
 from penstock.ipc.waits import Waits, run
+from penstock.serializers.serializer import Serializer
 
 logger = logging.getLogger("penstock.consumer")
 
@@ -58,7 +62,7 @@ are there, though not here."""
 Start = Offset | str | int | datetime
 
 
-class Consumer(Closing, Elsewhere):
+class Consumer(Typed[V, K], Closing, Elsewhere):
     """Reads partitions by explicit assignment. Made by `Client.consumer`. For one thread at a time.
 
     Args:
@@ -81,6 +85,8 @@ class Consumer(Closing, Elsewhere):
             0 it sleeps at once, and each wake costs what the system takes for one. A consumer that
             spins keeps a core busy while it waits, and other threads of its process waiting.
         node_timeout: seconds without a node after which `poll` raises `NotConnectedError`.
+        value, key: serializers of `penstock.serializers`. A record's value, or key, is decoded once
+            it is asked for. None: bytes, as they are.
     """
 
     def __init__(
@@ -98,6 +104,8 @@ class Consumer(Closing, Elsewhere):
         spin: float = 0.0,
         node_timeout: float = 30.0,
         timeout: float = 5.0,
+        value: Serializer[V] | None = None,
+        key: Serializer[K] | None = None,
         session: Session | None = None,
     ) -> None:
         check_consumer_options(on_out_of_range, prefetch_bytes, latest_only, spin, isolation)
@@ -113,6 +121,9 @@ class Consumer(Closing, Elsewhere):
         self._assigned: dict[TopicPartition, AssignedPartition] = {}
         self._turns = FetchScheduler(prefetch_bytes, whole=latest_only == "key")
         self._handout = HandOut(self._assigned)
+        self.decoders = decoders_of(value, key)
+        if self.decoders is not None:
+            self._gather = partial(_decoded, self._gather, self.decoders)  # type: ignore[method-assign]
         self._last = LastPoll(self._assigned, self._turns)
         self._closed = False
         self.is_left = False
@@ -272,7 +283,9 @@ class Consumer(Closing, Elsewhere):
         self._published.pages()
 
     # --- reading ---------------------------------------------------------------------------------
-    def poll(self, max_records: int | None = None, timeout: float | None = 0.0) -> RecordBatch:
+    def poll(
+        self, max_records: int | None = None, timeout: float | None = 0.0
+    ) -> RecordBatch[V, K]:
         """Returns records that are there, or come within `timeout` seconds (None: waits for ever).
 
         Without `max_records` a poll brings up to about 256 KiB a partition, and `prefetch_bytes` in
@@ -286,7 +299,7 @@ class Consumer(Closing, Elsewhere):
         self.brought()
         return batch
 
-    def polling(self, max_records: int | None, timeout: float | None) -> Waits[RecordBatch]:
+    def polling(self, max_records: int | None, timeout: float | None) -> Waits[RecordBatch[V, K]]:
         """Polls like `poll`, as waits that the caller carries out. It returns at once what it
         brings: given up at a wait, it has brought nothing. The caller calls `brought` once it has
         the batch."""
@@ -344,7 +357,7 @@ class Consumer(Closing, Elsewhere):
 
     def batches(
         self, max_records: int | None = None, timeout: float | None = None
-    ) -> Iterator[RecordBatch]:
+    ) -> Iterator[RecordBatch[V, K]]:
         """Polls that brought something, until none does for `timeout` seconds (None: for ever; with
         `follow=False`: until the high watermarks of the beginning)."""
         for batch in self._batches(max_records, timeout):
@@ -352,7 +365,9 @@ class Consumer(Closing, Elsewhere):
             yield batch
             del batch  # now, and not once a record is there that somebody waits for
 
-    def _batches(self, max_records: int | None, timeout: float | None) -> Iterator[RecordBatch]:
+    def _batches(
+        self, max_records: int | None, timeout: float | None
+    ) -> Iterator[RecordBatch[V, K]]:
         """`batches`, of which each is still to be called `brought`."""
         ends = run(self.ending())
         while not self.is_over(ends):
@@ -363,26 +378,26 @@ class Consumer(Closing, Elsewhere):
             elif ends is None:
                 return
 
-    def __iter__(self) -> Iterator[Record]:
+    def __iter__(self) -> Iterator[Record[V, K]]:
         """Yields every record; ends as `batches()` does."""
         return chain.from_iterable(self._all_runs())
 
-    def _all_runs(self) -> Iterator[Iterator[Record]]:
+    def _all_runs(self) -> Iterator[Iterator[Record[V, K]]]:
         for batch in self._batches(None, None):
             yield from self._runs(batch)
             del batch  # as `batches` does
 
-    def unpack(self, batch: RecordBatch) -> Iterator[Record]:
+    def unpack(self, batch: RecordBatch[V, K]) -> Iterator[Record[V, K]]:
         """Yields the records of a batch, and moves the position behind each of them."""
         return chain.from_iterable(self._runs(batch))
 
-    def _runs(self, batch: RecordBatch) -> Iterator[Iterator[Record]]:
+    def _runs(self, batch: RecordBatch[V, K]) -> Iterator[Iterator[Record[V, K]]]:
         """Yields the runs of a batch. From now on they tell the consumer's position."""
         self._handout.bring_back(batch)
         self.brought()
         return self._handout.runs(batch)
 
-    def _gather(self, max_records: int | None) -> RecordBatch:
+    def _gather(self, max_records: int | None) -> RecordBatch[V, K]:
         """Returns the records that are there now, with partitions taking turns."""
         if max_records is not None:
             check_records_max(max_records)
@@ -569,3 +584,11 @@ class Consumer(Closing, Elsewhere):
             )
         if self._closed:
             raise er.ClosedError("this consumer is closed")
+
+
+def _decoded(gather: Any, decoders: Decoders, max_records: int | None) -> RecordBatch[Any, Any]:
+    """Returns what is there now, to be decoded by these."""
+    batch: RecordBatch[Any, Any] = gather(max_records)
+    for chunk in batch.chunks:
+        chunk.decoders = decoders
+    return batch

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Mapping
 from operator import length_hint
+from typing import Any
 
 from penstock.client.consumer.partition_cursor import AssignedPartition, TopicPartition
 from penstock.client.consumer.records import Chunk, Record, RecordBatch
@@ -20,12 +21,12 @@ class HandOut:
 
     def __init__(self, assigned: Mapping[TopicPartition, AssignedPartition]) -> None:
         self._assigned = assigned
-        self.run: tuple[AssignedPartition, Chunk, Iterator[Record]] | None = None
+        self.run: tuple[AssignedPartition, Chunk, Iterator[Record[Any, Any]]] | None = None
         """The live run: the rows that are left are not handed out yet."""
         self.is_within = False
         """A loop is somewhere within a batch, where it may be left for good."""
 
-    def runs(self, batch: RecordBatch) -> Iterator[Iterator[Record]]:
+    def runs(self, batch: RecordBatch[Any, Any]) -> Iterator[Iterator[Record[Any, Any]]]:
         """Yields the records run by run, after `bring_back`; the rest of the live run is not handed
         out yet."""
         for chunk in batch.chunks:
@@ -39,7 +40,7 @@ class HandOut:
             self.run = None
         self.is_within = False
 
-    def bring_back(self, batch: RecordBatch) -> None:
+    def bring_back(self, batch: RecordBatch[Any, Any]) -> None:
         """Moves positions back before a batch: none of it counts as brought until it is
         handed out."""
         self.is_within = True
@@ -47,8 +48,8 @@ class HandOut:
             self._assigned[chunk.topic, chunk.partition].offset = chunk.row_offset(chunk.start)
 
     def begin(
-        self, partition: AssignedPartition, chunk: Chunk, records: Iterator[Record]
-    ) -> Iterator[Record]:
+        self, partition: AssignedPartition, chunk: Chunk, records: Iterator[Record[Any, Any]]
+    ) -> Iterator[Record[Any, Any]]:
         """Begins the run that is handed out from now on."""
         self.run = (partition, chunk, records)
         return records
@@ -57,7 +58,7 @@ class HandOut:
     def is_live(self) -> bool:
         return self.run is not None
 
-    def is_at(self, records: Iterator[Record]) -> bool:
+    def is_at(self, records: Iterator[Record[Any, Any]]) -> bool:
         """Returns whether this run is still the live one, and not one of a loop within its loop."""
         return self.run is not None and self.run[2] is records
 

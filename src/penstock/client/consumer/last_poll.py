@@ -7,6 +7,7 @@ has got nothing then, so the next call goes back to where the poll began.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from penstock.client.consumer.fetch_scheduler import FetchScheduler
 from penstock.client.consumer.partition_cursor import AssignedPartition, TopicPartition
@@ -31,8 +32,8 @@ class LastPoll:
         self._turns.marks = {}
 
     def fetch(
-        self, gather: Callable[[int | None], RecordBatch], max_records: int | None
-    ) -> RecordBatch:
+        self, gather: Callable[[int | None], RecordBatch[Any, Any]], max_records: int | None
+    ) -> RecordBatch[Any, Any]:
         """Returns the records that are there. The caller calls `brought` once it has them."""
         was_torn, self.is_torn = self.is_torn, True
         try:

@@ -22,6 +22,7 @@ from penstock.client.validation import (
 from penstock.core import errors as er
 from penstock.core.codecs import CODECS, require
 from penstock.ipc import layout as lo
+from penstock.serializers.serializer import Serializer, check_serializer
 
 Acks = Literal[0, 1, "all"]
 OnFull = Literal["block", "error", "drop-newest", "drop-oldest", "drop_newest", "drop_oldest"]
@@ -70,6 +71,8 @@ class ProducerConfig:
         spread: partitions that a key's records take by turns, by key, such as {"ann": 4}: its own
             and those behind it. For a key that is too much for one partition; its records are in
             order within each partition alone. Keys as text are UTF-8.
+        value, key: serializers of `penstock.serializers`, for `send`, `send_and_wait` and
+            `send_batch`. The hook `on_send` gets bytes. None: values and keys are bytes.
     """
 
     client_id: str = ""
@@ -90,6 +93,8 @@ class ProducerConfig:
     on_delivery: DeliveryHook | None = None
     on_error: ErrorHook | None = None
     spread: Mapping[str, int] | Mapping[bytes, int] | None = None
+    value: Serializer[Any] | None = None
+    key: Serializer[Any] | None = None
 
     def __post_init__(self) -> None:
         check_text("client_id", self.client_id)
@@ -98,6 +103,8 @@ class ProducerConfig:
         check_callable("on_delivery", self.on_delivery)
         check_callable("on_error", self.on_error)
         as_spread(self.spread)
+        check_serializer("value", self.value)
+        check_serializer("key", self.key)
         check_range("linger", self.linger, 0.0, 60.0)
         check_range(
             "batch_bytes", self.batch_bytes, 1 << 10, lo.LANE_CAPACITY_MAX // lo.FRAME_SHARE

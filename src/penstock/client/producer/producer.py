@@ -22,6 +22,7 @@ from penstock.client.arrow.send import ended, sending
 from penstock.client.producer.batch_builder import Rows
 from penstock.client.producer.config import ProducerConfig
 from penstock.client.producer.delivery import BatchDelivery, Delivery, Receipt
+from penstock.client.producer.encoding import encoders_of
 from penstock.client.producer.hooks import hooked
 from penstock.client.producer.pipeline import Pipeline
 from penstock.client.producer.record_options import (
@@ -33,6 +34,7 @@ from penstock.client.producer.record_options import (
 from penstock.client.producer.unthreaded import Unthreaded
 from penstock.client.public_view import Shown
 from penstock.client.remote.address import Place
+from penstock.client.typed import K, Typed, V
 from penstock.client.validation import HeadersLike, as_headers, check_columns
 from penstock.core import errors as er
 
@@ -42,7 +44,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("penstock.producer")
 
 
-class Producer(Elsewhere, Shown, ABC):
+class Producer(Typed[V, K], Elsewhere, Shown, ABC):
     """Sends records to topics. Made by `Client.producer`. Thread-safe. Its options are the fields
     of `penstock.client.producer.config.ProducerConfig`.
 
@@ -54,6 +56,10 @@ class Producer(Elsewhere, Shown, ABC):
         self.config = pipeline.config
         if self.config.on_send is not None:
             self.send = hooked(self.send, self.config.on_send)  # type: ignore[method-assign]
+        encoders = encoders_of(self.config.value, self.config.key)
+        if encoders is not None:
+            self.send = encoders.sending(self.send)  # type: ignore[method-assign]
+            self.send_batch = encoders.sending_batch(self.send_batch)  # type: ignore[method-assign]
         self._is_left = False
         self._know_parts()
         try:
@@ -72,9 +78,9 @@ class Producer(Elsewhere, Shown, ABC):
     def send(
         self,
         topic: str,
-        value: bytes | None,
+        value: V | None,
         *,
-        key: bytes | None = None,
+        key: K | None = None,
         headers: HeadersLike | None = None,
         partition: int | None = None,
         **options: Unpack[RecordOptions],
@@ -82,7 +88,8 @@ class Producer(Elsewhere, Shown, ABC):
         """Hands over one record; returns at once unless the producer's memory bound is reached.
 
         Args:
-            value: None is a tombstone.
+            value: None is a tombstone. With serializers (the producer's `value=` and `key=`) value
+                and key are what these take.
             headers: names and values, as a mapping or as pairs.
             timestamp: microseconds since the epoch, or a datetime. Without one the record carries
                 the time its batch was opened, at most `linger` ago.
@@ -94,7 +101,8 @@ class Producer(Elsewhere, Shown, ABC):
             dedup_id: a work queue delivers one of the records with the same id and key.
 
         Raises `UnknownTopicError`, `RecordTooLargeError`, `BufferFullError`, `ClosedError`,
-        TypeError for a value or key that is not bytes, ValueError for options out of range.
+        TypeError for a value or key that is not bytes, `EncodeError` for one that its serializer
+        does not take, ValueError for options out of range.
         """
         try:
             box = self._open[topic]
@@ -121,9 +129,9 @@ class Producer(Elsewhere, Shown, ABC):
     def send_and_wait(
         self,
         topic: str,
-        value: bytes | None,
+        value: V | None,
         *,
-        key: bytes | None = None,
+        key: K | None = None,
         headers: HeadersLike | None = None,
         partition: int | None = None,
         timeout: float | None = None,
@@ -141,9 +149,9 @@ class Producer(Elsewhere, Shown, ABC):
     def send_batch(
         self,
         topic: str,
-        values: Sequence[bytes | None],
+        values: Sequence[V | None],
         *,
-        keys: Sequence[bytes | None] | None = None,
+        keys: Sequence[K | None] | None = None,
         headers: Sequence[HeadersLike | None] | None = None,
         timestamps: Sequence[int] | None = None,
         partition: int | None = None,
@@ -160,7 +168,8 @@ class Producer(Elsewhere, Shown, ABC):
         pairs = None if headers is None else [as_headers(entry) for entry in headers]
         partitions = None if partition is None else [partition] * len(values)
         told = work_of_rows(topic, len(values), work) if work else None
-        rows = Rows(values, keys, pairs, timestamps, partitions, told)
+        bare: tuple[Any, Any] = values, keys  # bytes: serializers have done their work
+        rows = Rows(*bare, pairs, timestamps, partitions, told)
         self._ready()
         return BatchDelivery(self._pipeline.send_rows(topic, rows, partition))
 
@@ -277,7 +286,7 @@ class Producer(Elsewhere, Shown, ABC):
         self._know_parts()
 
 
-class PlainProducer(Producer):
+class PlainProducer(Producer[V, K]):
     """A producer whose records count one by one."""
 
     def __init__(self, socket: Place, **options: Unpack[ProducerOptions]) -> None:

@@ -24,7 +24,7 @@ def carry_out(handler: Handler, steps: Steps[None], stop: Callable[[], object]) 
         drive(handler, steps)
 
 
-def drive(handle: Callable[[Record], object], steps: Steps[None]) -> None:
+def drive(handle: Callable[[Record[Any, Any]], object], steps: Steps[None]) -> None:
     """The same, where signals are another one's."""
     result, failure = None, None
     while True:
@@ -39,7 +39,7 @@ def drive(handle: Callable[[Record], object], steps: Steps[None]) -> None:
             failure = error
 
 
-def _done(handle: Callable[[Record], object], step: Step) -> Any:
+def _done(handle: Callable[[Record[Any, Any]], object], step: Step) -> Any:
     if isinstance(step, HandleStep):
         return handle(step.record)
     return run(step.waits) if isinstance(step, WaitStep) else step.work()

@@ -13,9 +13,8 @@ import time
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
-from penstock.client.app.handler import DecodeError, place_of
 from penstock.client.app.known_errors import KnownErrors
-from penstock.client.consumer.records import Record
+from penstock.client.consumer.records import Record, place_of
 from penstock.client.producer.delivery import Delivery
 from penstock.client.producer.producer import PlainProducer, Producer
 from penstock.client.remote.address import Place
@@ -27,6 +26,7 @@ from penstock.client.share.jobs import told_of
 from penstock.core import errors as er
 from penstock.core.work import WorkFields
 from penstock.ipc.sharing import CondemnedRecord
+from penstock.serializers.serializer import DecodeError
 
 logger = logging.getLogger("penstock.consumer")
 
@@ -43,8 +43,8 @@ class FailedRecord(NamedTuple):
     """A record whose handler failed. `at`: where it was read; `source`: which topic it belongs to;
     `story`: with this failure."""
 
-    record: Record
-    at: Record
+    record: Record[Any, Any]
+    at: Record[Any, Any]
     source: str
     story: RetryStory
     error: Exception
@@ -120,12 +120,12 @@ class Forwarder:
         work = record.work or WorkFields()
         work = work._replace(due=time.time_ns() // 1000 + round(delay * 1e6))
         partition = failed.record.partition % self._topics.partitions[to]
-        options = {"key": record.key, "partition": partition, "work": work}
+        options = {"key": record.raw_key, "partition": partition, "work": work}
         try:
-            return send(to, record.value, headers=copied_headers(own, story), **options)
+            return send(to, record.raw_value, headers=copied_headers(own, story), **options)
         except er.RecordTooLargeError:
             least = copied_headers(own, story.shortened())
-            return send(to, record.value, headers=least, **options)
+            return send(to, record.raw_value, headers=least, **options)
 
     def _dead(self, failed: FailedRecord, to: str, send: Send) -> Any:
         record, own = failed.record, own_headers(failed.record)
@@ -136,7 +136,9 @@ class Forwarder:
             )
             letter = DeadRecord(story.topic, told)
             headers = with_story(own, letter, self._group, story.timestamp)
-            return send(to, record.value, key=record.key, headers=headers, priority=record.priority)
+            return send(
+                to, record.raw_value, key=record.raw_key, headers=headers, priority=record.priority
+            )
 
         try:
             return sent(failed.story)

@@ -58,12 +58,14 @@ class RetryingConsumer(Protocol):
     @property
     def member_id(self) -> str: ...
     def ending(self) -> Waits[bool]: ...
-    def polling(self, max_records: int | None, timeout: float | None) -> Waits[GroupBatch]: ...
+    def polling(
+        self, max_records: int | None, timeout: float | None
+    ) -> Waits[GroupBatch[Any, Any]]: ...
     def brought(self) -> None: ...
-    def runs(self, batch: GroupBatch) -> Iterator[Iterator[Record] | None]: ...
+    def runs(self, batch: GroupBatch[Any, Any]) -> Iterator[Iterator[Record[Any, Any]] | None]: ...
     def attending(self) -> Waits[None]: ...
     def committing(self, what: Committed | None = None) -> Waits[None]: ...
-    def rewinding(self, batch: GroupBatch | None = None) -> Waits[None]: ...
+    def rewinding(self, batch: GroupBatch[Any, Any] | None = None) -> Waits[None]: ...
     def seeking(self, topic: str, partition: int, to: int) -> Waits[int]: ...
     def pause(self, *partitions: TopicPartition) -> None: ...
     def resume(self, *partitions: TopicPartition) -> None: ...
@@ -95,7 +97,7 @@ class RetryLoop:
         """Partitions that are paused, and until when (monotonic seconds)."""
         self._waited: dict[TopicPartition, int] = {}
         """The offset that each was paused for: it is due then, whatever the clock says."""
-        self._in_hand: Record | None = None
+        self._in_hand: Record[Any, Any] | None = None
         """The record that is not done yet."""
         self._pace = RunPace()
 
@@ -137,7 +139,7 @@ class RetryLoop:
         return min(POLL_SECONDS, max(0.0, min(self._waits.values()) - time.monotonic()))
 
     # --- one record ------------------------------------------------------------------------------
-    def _attempt(self, at: Record) -> Steps[FailedRecord | None]:
+    def _attempt(self, at: Record[Any, Any]) -> Steps[FailedRecord | None]:
         """Handle it; what failed, if it did."""
         level = self._topics.levels.get(at.topic)
         story, record = None if level is None else told(at), at
@@ -158,7 +160,7 @@ class RetryLoop:
         self._counts["handled"] += 1
         return None
 
-    def _wait_of(self, at: Record) -> float:
+    def _wait_of(self, at: Record[Any, Any]) -> float:
         """Seconds until it is due; 0 where it is."""
         if at.topic not in self._topics.levels or at.due is None:
             return 0.0
@@ -167,7 +169,7 @@ class RetryLoop:
         longest = self._retry.levels[-1]
         return min(max(0.0, at.due / 1e6 - time.time()), longest)
 
-    def _later(self, at: Record, seconds: float) -> Steps[None]:
+    def _later(self, at: Record[Any, Any], seconds: float) -> Steps[None]:
         """Goes on with its partition then."""
         name = at.topic, at.partition
         yield WaitStep(self._consumer.seeking(at.topic, at.partition, at.offset))
@@ -195,7 +197,7 @@ class RetryLoop:
             yield from self._flush(batch)
         yield from self._commit()
 
-    def _run(self, batch: GroupBatch, rows: Iterator[Record]) -> Steps[bool]:
+    def _run(self, batch: GroupBatch[Any, Any], rows: Iterator[Record[Any, Any]]) -> Steps[bool]:
         """Whether the batch goes on after it."""
         for at in rows:
             wait = self._wait_of(at)
@@ -219,7 +221,9 @@ class RetryLoop:
         if at is not None and self._consumer.reads((at.topic, at.partition)):
             yield WaitStep(self._consumer.seeking(at.topic, at.partition, at.offset))
 
-    def _flush(self, batch: GroupBatch, cause: BaseException | None = None) -> Steps[None]:
+    def _flush(
+        self, batch: GroupBatch[Any, Any], cause: BaseException | None = None
+    ) -> Steps[None]:
         """Have acknowledged what was copied of a batch, and what its handler sent. Else the batch
         comes again, and what is wrong is raised, unless something else is on its way: `cause`."""
         failure: Exception | None = None
@@ -270,7 +274,7 @@ class RetryLoop:
             if batch:
                 self._pace.note(len(batch), time.monotonic() - since)
 
-    def _due_part(self, batch: GroupBatch) -> Steps[GroupBatch]:
+    def _due_part(self, batch: GroupBatch[Any, Any]) -> Steps[GroupBatch[Any, Any]]:
         """Without what is not due yet."""
         chunks: list[Chunk] = []
         for chunk in batch.chunks:
@@ -286,7 +290,7 @@ class RetryLoop:
                 chunks.append(chunk)
         return GroupBatch(chunks, batch.ownership, batch.source)
 
-    def _transaction(self, batch: GroupBatch) -> Steps[int]:
+    def _transaction(self, batch: GroupBatch[Any, Any]) -> Steps[int]:
         """Work off the first of these records and commit them; how many."""
         failures: dict[int, FailedRecord] = {}
         records, upto = list(batch), len(batch)
@@ -336,7 +340,7 @@ def steps_of(
 ) -> tuple[Handler, Steps[None]]:
     """A run of a consumer that was made with these options. Raises `ConfigError` for what cannot
     be."""
-    handler = Handler(function)
+    handler = Handler(function, is_decoded=made_with.get("value") is not None)
     if not isinstance(retry, Retry):
         raise TypeError(f"retry={retry!r} must be a penstock.Retry, not {type(retry).__name__}")
     _check(consumer, producer, made_with)

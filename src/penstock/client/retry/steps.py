@@ -14,7 +14,7 @@ T = TypeVar("T")
 class HandleStep(NamedTuple):
     """Call the handler."""
 
-    record: Record
+    record: Record[Any, Any]
 
 
 class BlockStep(NamedTuple):

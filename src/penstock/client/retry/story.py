@@ -11,11 +11,11 @@ Owns this header. Only copies in retry topics are believed: elsewhere it says no
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
-from penstock.client.consumer.records import Record, WorkRecord
+from penstock.client.consumer.records import Record
 from penstock.client.validation import HEADERS_MAX
 from penstock.core.columns import HeaderList
 from penstock.ipc.sharing import FailureInfo
@@ -54,14 +54,14 @@ class RetryStory(msgspec.Struct, frozen=True):
 _decoder: Final = msgspec.json.Decoder(RetryStory)
 
 
-def begun(record: Record, group: str) -> RetryStory:
+def begun(record: Record[Any, Any], group: str) -> RetryStory:
     """Of a record that was not tried yet."""
     return RetryStory(
         record.topic, record.partition, record.offset, record.timestamp, group, due=record.due
     )
 
 
-def told(record: Record) -> RetryStory | None:
+def told(record: Record[Any, Any]) -> RetryStory | None:
     """The story of a copy; None of what somebody else has sent there."""
     for name, value in record.headers:
         if name == HEADER and value is not None:
@@ -72,7 +72,7 @@ def told(record: Record) -> RetryStory | None:
     return None
 
 
-def own_headers(record: Record) -> HeaderList:
+def own_headers(record: Record[Any, Any]) -> HeaderList:
     """Without those of retries."""
     return tuple(pair for pair in record.headers if pair[0] not in (HEADER, DELIVERIES))
 
@@ -84,13 +84,11 @@ def copied_headers(own: HeaderList, story: RetryStory) -> HeaderList:
     return (*own[:room], (HEADER, msgspec.json.encode(story)))
 
 
-def as_it_was(record: Record, story: RetryStory) -> Record:
+def as_it_was(record: Record[Any, Any], story: RetryStory) -> Record[Any, Any]:
     """The record of a copy."""
     headers = (*own_headers(record), *story.rest, (DELIVERIES, b"%d" % (story.deliveries + 1)))
-    places = (story.topic, story.partition, story.offset, story.timestamp)
-    if record.work is None:
-        return Record(*places, record.key, record.value, headers)
-    return WorkRecord(
-        *places, record.key, record.value, headers,
-        story.due, record.expires, record.priority, record.dedup_id,
+    due = {} if record.work is None else {"due": story.due}
+    return msgspec.structs.replace(
+        record, topic=story.topic, partition=story.partition, offset=story.offset,
+        timestamp=story.timestamp, headers=headers, **due,
     )  # fmt: skip

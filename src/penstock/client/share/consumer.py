@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
-from typing import Final
+from typing import Any, Final
 
 from penstock.client import api_hints, fork_safety, process_exit
 from penstock.client.closing import Closing
@@ -35,11 +35,13 @@ from penstock.client.share.options import (
     dead_letter_topics,
     share_settings,
 )
+from penstock.client.typed import K, Typed, V
 from penstock.client.validation import check_records_max
 from penstock.core import errors as er
 from penstock.ipc import coordination as co
 from penstock.ipc.doorbell import Backoff
 from penstock.ipc.waits import Waits, run
+from penstock.serializers.serializer import Serializer
 
 logger = logging.getLogger("penstock.consumer")
 
@@ -49,7 +51,7 @@ AHEAD_MIN: Final = 32
 """Records that a loop works off in a tenth of a second, for the next ones to be asked for ahead."""
 
 
-class ShareConsumer(Closing, api_hints.Elsewhere):
+class ShareConsumer(Typed[V, K], Closing, api_hints.Elsewhere):
     """Works on a queue. Made by `Client.share_consumer`. One thread polls, flushes and closes; any
     thread may answer for jobs.
 
@@ -84,6 +86,7 @@ class ShareConsumer(Closing, api_hints.Elsewhere):
             keeps what it has. On the node's own host it keeps it while its process lives.
         node_timeout: seconds without a node after which `poll` raises `NotConnectedError`.
         timeout: seconds that a request to the coordinator may take.
+        value, key: serializers of `penstock.serializers`; see `Consumer`.
     """
 
     def __init__(
@@ -107,6 +110,8 @@ class ShareConsumer(Closing, api_hints.Elsewhere):
         session_timeout: float = 10.0,
         node_timeout: float = 30.0,
         timeout: float = 5.0,
+        value: Serializer[V] | None = None,
+        key: Serializer[K] | None = None,
         client_id: str = "",
         session: Session | None = None,
     ) -> None:
@@ -121,7 +126,7 @@ class ShareConsumer(Closing, api_hints.Elsewhere):
         self._max_records = max_records
         self._timeout = timeout
         self._closed = False
-        self._given: list[Job] = []
+        self._given: list[Job[V, K]] = []
         """Jobs that a poll has taken out of the queue, until the caller gets them."""
         self._pace = RunPace()
         self._polled = (0, 0.0)
@@ -129,7 +134,7 @@ class ShareConsumer(Closing, api_hints.Elsewhere):
         self._counts: dict[str, int] = {}
         self._reader = GroupReader(
             socket, isolation="read_committed", prefetch_bytes=prefetch_bytes, client_id=client_id,
-            node_timeout=node_timeout, timeout=timeout, session=session,
+            node_timeout=node_timeout, timeout=timeout, session=session, value=value, key=key,
         )  # fmt: skip
         join = co.JoinGroup(group, "", topics, None, "shared", session_timeout=session_timeout)
         self._member = GroupMembership(self._reader, join, timeout)
@@ -163,7 +168,7 @@ class ShareConsumer(Closing, api_hints.Elsewhere):
         yield from self._acquirer.joining()
 
     # --- getting jobs ----------------------------------------------------------------------------
-    def poll(self, max_records: int | None = None, timeout: float | None = 0.0) -> list[Job]:
+    def poll(self, max_records: int | None = None, timeout: float | None = 0.0) -> list[Job[V, K]]:
         """Returns jobs that are there, at most so many, or the first that come within `timeout`.
 
         `timeout` is in seconds (None: no limit). Nothing there is an empty list. The caller
@@ -181,7 +186,7 @@ class ShareConsumer(Closing, api_hints.Elsewhere):
 
     def polling(
         self, max_records: int | None, timeout: float | None, *, is_exact: bool = False
-    ) -> Waits[list[Job]]:
+    ) -> Waits[list[Job[V, K]]]:
         """`poll`, with the waiting left to another one. Once the caller gets what it returns,
         `brought` is to be called. `is_exact`: it never asks for more meanwhile."""
         if max_records is not None:
@@ -246,7 +251,7 @@ class ShareConsumer(Closing, api_hints.Elsewhere):
             bound = backoff.bound() if left is None else min(backoff.bound(), left)
             yield from acquirer.sleeping(bound)
 
-    def __iter__(self) -> Iterator[Job]:
+    def __iter__(self) -> Iterator[Job[V, K]]:
         """Every job, one by one, for ever. Each is to be answered for: `with job:` does it. An
         exception that leaves the loop's body ends the loop as it ends any other, and another loop
         goes on with the next job."""
@@ -258,7 +263,7 @@ class ShareConsumer(Closing, api_hints.Elsewhere):
                 else:
                     yield job
 
-    def handing_out(self) -> Iterator[Job | None]:
+    def handing_out(self) -> Iterator[Job[V, K] | None]:
         """Yields the jobs in the queue, one by one. None: `attending` is to be carried out."""
         reader, acquirer = self._lease_reader, self._acquirer
         begun, count = time.monotonic(), 0
@@ -303,7 +308,7 @@ class ShareConsumer(Closing, api_hints.Elsewhere):
         return min(self._pace.records, self._max_records)
 
     # --- answers ---------------------------------------------------------------------------------
-    def ack_many(self, jobs: Iterable[Job]) -> None:
+    def ack_many(self, jobs: Iterable[Job[Any, Any]]) -> None:
         """All of these are done."""
         for job in jobs:
             job.ack()

@@ -18,7 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from penstock.client.consumer.consumer import Consumer
 from penstock.client.consumer.records import Record
@@ -225,7 +225,7 @@ class DeadLetterWriter:
         )
         return True
 
-    def _read(self, letter: DeadRecord) -> Record | None:
+    def _read(self, letter: DeadRecord) -> Record[Any, Any] | None:
         told, consumer = letter.told, self._consumer
         try:
             consumer.assign([(letter.topic, told.partition)])

@@ -7,22 +7,22 @@ them before that.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from penstock.client.share.jobs import Job, by_lease
 from penstock.client.share.leases import runs_of
 from penstock.core.errors import ConfigError, ResourceLimitError, TransactionError
 from penstock.ipc.sharing import DONE_LEASES_MAX, RUNS_MAX, DoneJobs, DoneLease
 
-Done: TypeAlias = Job | Iterable[Job]
+Done: TypeAlias = "Job[Any, Any] | Iterable[Job[Any, Any]]"
 """A job, or several, of one share consumer or of several."""
 
 
-def check_done(done: Done | None) -> list[Job]:
+def check_done(done: Done | None) -> list[Job[Any, Any]]:
     """Jobs that a transaction may acknowledge. Raises `ConfigError` for what is none or is named
     twice, `TransactionError` for one that was answered, `ResourceLimitError` for too many."""
     if isinstance(done, Job):
-        jobs: list[Job] = [done]
+        jobs: list[Job[Any, Any]] = [done]
     elif done is None:
         return []
     elif isinstance(done, Iterable) and not isinstance(done, str | bytes):
@@ -45,7 +45,7 @@ def check_done(done: Done | None) -> list[Job]:
     return jobs
 
 
-def messages_for(jobs: Sequence[Job]) -> list[DoneJobs]:
+def messages_for(jobs: Sequence[Job[Any, Any]]) -> list[DoneJobs]:
     """The jobs as the coordinator is told of them. Raises `ResourceLimitError`."""
     found: dict[tuple[str, str], list[DoneLease]] = {}
     leases = by_lease(jobs)

@@ -1,7 +1,8 @@
 """Jobs of a share group: a worker gets one record, and answers for it.
 
     leaves its `with` block       `ack`
-    an Exception leaves it        `nack`, with the exception as the reason; it goes on
+    a `DecodeError` leaves it     `reject`: no further delivery would help
+    another Exception leaves it   `nack`, with the exception as the reason; it goes on
     any other, such as Ctrl-C     `release`: others get it, and this delivery does not count
     `transaction(done=job)`       `ack`, with what the transaction sent, or nothing yet
 
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Self
 
 from penstock.client.share.leases import (
     FAILED,
@@ -22,8 +23,10 @@ from penstock.client.share.leases import (
     OpenLeases,
     runs_of,
 )
+from penstock.client.typed import K_co, Typed, V_co
 from penstock.client.validation import check_range, check_text
 from penstock.ipc.sharing import REASON_MAX
+from penstock.serializers.serializer import DecodeError
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -36,14 +39,14 @@ DELAY_MAX = 365 * 86_400.0
 EXTEND_MIN = 0.001
 
 
-class Job:
+class Job(Typed[V_co, K_co]):
     """A record that this worker has, and nobody else, until it answers or ends. `deliveries`: how
     often it was delivered by now, 1 for the first time. Answers may be given by any thread."""
 
     __slots__ = ("_held", "_is_answered", "_leases", "deliveries", "record")
 
     def __init__(
-        self, record: Record, deliveries: int, held: OpenLease, leases: OpenLeases
+        self, record: Record[V_co, K_co], deliveries: int, held: OpenLease, leases: OpenLeases
     ) -> None:
         self.record = record
         self.deliveries = deliveries
@@ -53,11 +56,11 @@ class Job:
 
     # --- the record's fields ---
     @property
-    def value(self) -> bytes | None:
+    def value(self) -> V_co:
         return self.record.value
 
     @property
-    def key(self) -> bytes | None:
+    def key(self) -> K_co:
         return self.record.key
 
     @property
@@ -134,7 +137,7 @@ class Job:
             self._leases.answer(self._held, kind, offset, offset + 1, said(reason), delay)
             self._is_answered = True
 
-    def __enter__(self) -> Job:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
@@ -145,6 +148,8 @@ class Job:
     ) -> None:
         if kind is None:
             self.ack()
+        elif issubclass(kind, DecodeError):
+            self.reject(reason=told_of(error))
         elif issubclass(kind, Exception):
             self.nack(reason=told_of(error))
         else:
@@ -158,7 +163,7 @@ class Job:
         )
 
 
-def by_lease(jobs: Iterable[Job]) -> dict[tuple[OpenLease, OpenLeases], list[int]]:
+def by_lease(jobs: Iterable[Job[Any, Any]]) -> dict[tuple[OpenLease, OpenLeases], list[int]]:
     """Their offsets, by lease and worker."""
     found: dict[tuple[OpenLease, OpenLeases], list[int]] = {}
     for job in jobs:
@@ -166,7 +171,7 @@ def by_lease(jobs: Iterable[Job]) -> dict[tuple[OpenLease, OpenLeases], list[int
     return found
 
 
-def have_transacted(jobs: Iterable[Job]) -> None:
+def have_transacted(jobs: Iterable[Job[Any, Any]]) -> None:
     """A transaction that is committed has done them: nobody need answer for them."""
     new = [job for job in jobs if not job.is_answered]
     for (held, leases), offsets in by_lease(new).items():

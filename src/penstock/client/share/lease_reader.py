@@ -17,7 +17,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from penstock.client.consumer.group.reader import GroupReader
 from penstock.client.consumer.partition_cursor import (
@@ -102,7 +102,7 @@ class LeaseReader:
         self._torn: set[AssignedPartition] = set()
         """Fetches that an interrupt may have torn: what their cursors say counts for nothing,
         or records that were lost by it would be taken for offsets that hold none."""
-        self.queue: deque[Job] = deque()
+        self.queue: deque[Job[Any, Any]] = deque()
         """Read, and not handed out."""
         self.claims = WaitingClaims()
         self._claims_ids = claims_ids
@@ -357,12 +357,13 @@ class LeaseReader:
 
     def _took(self, held: OpenLease, read: Sequence[ReadSpan]) -> int:
         """These were read of the first spans, of all but the last one wholly. How many bytes."""
-        jobs: list[Job] = []
+        jobs: list[Job[Any, Any]] = []
         empty: list[Run] = []
         waiting = self.claims.jobs.copy()
         size, has_priorities = 0, False
         for span, chunks, at in read:
             for chunk in chunks:
+                chunk.decoders = self._reader.decoders
                 records, work = chunk.records(), chunk.columns.work
                 if work is not None:
                     if self._claims_ids and work.dedup_ids:
@@ -403,10 +404,10 @@ class LeaseReader:
     def _claiming(
         self,
         held: OpenLease,
-        records: Sequence[Record],
+        records: Sequence[Record[Any, Any]],
         deliveries: int,
         waiting: list[WaitingJob],
-    ) -> list[Record]:
+    ) -> list[Record[Any, Any]]:
         """Has those with dedup ids wait, unless they have expired; returns the others."""
         now_us = self._now_us(held)
         found = []
@@ -435,7 +436,7 @@ class LeaseReader:
         """By the coordinator's clock."""
         return held.clock_us + time.monotonic_ns() // 1000
 
-    def _due(self, held: OpenLease, records: Sequence[Record]) -> list[Record]:
+    def _due(self, held: OpenLease, records: Sequence[Record[Any, Any]]) -> list[Record[Any, Any]]:
         """Those that are due and have not expired. Others are answered. It goes by the clock of
         the coordinator, which ends waits: by one that is behind it they would come for nothing."""
         now_us = self._now_us(held)

@@ -35,6 +35,7 @@ from penstock.client.transactions.identified_producer import (
 from penstock.client.transactions.inputs import NO_INPUTS, TransactionInputs
 from penstock.client.transactions.retained import check_kept
 from penstock.client.transactions.state_machine import TransactionLife, TransactionState
+from penstock.client.typed import K, V
 from penstock.client.validation import check_range, check_text
 from penstock.core import errors as er
 from penstock.ipc import coordination as co
@@ -50,7 +51,7 @@ logger = logging.getLogger("penstock.transactions")
 TIMEOUT_MAX: Final = 900.0
 
 
-class TransactionalProducer(Producer):
+class TransactionalProducer(Producer[V, K]):
     """Sends records in transactions. Made by `Client.producer(transactional_id=...)`.
 
     Records may be sent from any thread; transactions are begun and ended by one at a time.

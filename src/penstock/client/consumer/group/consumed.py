@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final, Protocol, Self, TypeAlias
+from typing import Any, Final, Protocol, Self, TypeAlias
 
 from msgspec import structs
 
 from penstock.client.consumer.partition_cursor import TopicPartition
 from penstock.client.consumer.records import Chunk, Record, RecordBatch
+from penstock.client.typed import K_co, V_co
 from penstock.client.validation import check_pair
 from penstock.core.errors import ConfigError
 from penstock.ipc.coordination import GroupOffsets, OffsetCommit, Owned
@@ -60,12 +61,12 @@ class GrantedPartitions:
 class OffsetSource(Protocol):
     """The group's consumer, as far as a transaction needs it."""
 
-    def offsets_of(self, batch: GroupBatch | None = None) -> GroupOffsets: ...
+    def offsets_of(self, batch: GroupBatch[Any, Any] | None = None) -> GroupOffsets: ...
 
-    def rewind(self, batch: GroupBatch | None = None) -> None: ...
+    def rewind(self, batch: GroupBatch[Any, Any] | None = None) -> None: ...
 
 
-class GroupBatch(RecordBatch):
+class GroupBatch(RecordBatch[V_co, K_co]):
     """A `RecordBatch` that a group's consumer brought. `ownership`: under which grants."""
 
     __slots__ = ("ownership", "source")
@@ -108,14 +109,14 @@ class GroupBatch(RecordBatch):
         )
 
 
-def as_batch(batch: object) -> GroupBatch:
+def as_batch(batch: object) -> GroupBatch[Any, Any]:
     """Returns a batch that a group's consumer brought, as it is. TypeError for anything else."""
     if isinstance(batch, GroupBatch):
         return batch
     raise TypeError(f"a batch that a group's consumer brought is wanted, not {batch!r}")
 
 
-Committed: TypeAlias = "GroupBatch | Record | Mapping[TopicPartition, int]"
+Committed: TypeAlias = "GroupBatch[Any, Any] | Record[Any, Any] | Mapping[TopicPartition, int]"
 """Input of `commit`: a batch, or a part of it; a record, with all before it in its partition; or
 the offset of the next record wanted, by (topic, partition)."""
 
@@ -138,11 +139,13 @@ def as_committed(given: object) -> Committed:
     return {name: int(offset) for name, offset in found.items()}
 
 
-Consumed: TypeAlias = "GroupBatch | OffsetSource | Iterable[GroupBatch | OffsetSource]"
+Consumed: TypeAlias = (
+    "GroupBatch[Any, Any] | OffsetSource | Iterable[GroupBatch[Any, Any] | OffsetSource]"
+)
 """Input of a transaction: a group's batch, a group's consumer (all it handed out), or several."""
 
 
-def _each(consumed: Consumed | None) -> list[GroupBatch | OffsetSource]:
+def _each(consumed: Consumed | None) -> list[GroupBatch[Any, Any] | OffsetSource]:
     if consumed is None:
         return []
     if isinstance(consumed, GroupBatch) or hasattr(consumed, "offsets_of"):
@@ -171,7 +174,7 @@ def check_consumed(consumed: Consumed | None) -> Consumed | None:
     return None if consumed is None else found
 
 
-def batch_offsets(batch: GroupBatch) -> GroupOffsets:
+def batch_offsets(batch: GroupBatch[Any, Any]) -> GroupOffsets:
     """Returns the offsets to commit for a batch, from the consumer that brought it."""
     return batch.consumed if batch.source is None else batch.source.offsets_of(batch)
 

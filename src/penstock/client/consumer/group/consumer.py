@@ -32,6 +32,7 @@ from penstock.client.public_view import shortened
 from penstock.client.reconnect import RECONNECT_MAX
 from penstock.client.remote.address import Place
 from penstock.client.session import Session, as_topic
+from penstock.client.typed import K, Typed, V
 from penstock.client.validation import as_spelt
 from penstock.core import errors as er
 from penstock.ipc import coordination as co
@@ -50,7 +51,7 @@ CLOSE_TIMEOUT: Final = 2.0
 """Seconds that closing waits for the last commit."""
 
 
-class GroupConsumer(Closing, api_hints.Elsewhere):
+class GroupConsumer(Typed[V, K], Closing, api_hints.Elsewhere):
     """Reads what a group gives it. Made by `Client.consumer(..., group=...)`. For one thread.
 
     Args:
@@ -72,9 +73,9 @@ class GroupConsumer(Closing, api_hints.Elsewhere):
         isolation: "read-committed" (default for exactly-once) or "read-uncommitted".
         timeout: seconds that a request to the coordinator may take.
 
-    `follow`, `on_out_of_range`, `prefetch_bytes`, `latest_only`, `spin` and `node_timeout` are
-    those of `Consumer`; `follow=False` ends at the high watermarks that its partitions had when
-    they were given to it.
+    `follow`, `on_out_of_range`, `prefetch_bytes`, `latest_only`, `spin`, `node_timeout`, `value`
+    and `key` are those of `Consumer`; `follow=False` ends at the high watermarks that its
+    partitions had when they were given to it.
     """
 
     def __init__(
@@ -116,7 +117,7 @@ class GroupConsumer(Closing, api_hints.Elsewhere):
         self._closed = False
         self._made_with = {**reading, "place": socket, "topics": topics, "pattern": pattern}
         self.stopping = False  # `run` is to end
-        self._out: GroupBatch | None = None  # in the caller's hands
+        self._out: GroupBatch[Any, Any] | None = None  # in the caller's hands
         self._is_rewinding = False  # a rewind has had no answer yet
         self._fresh: list[TopicPartition] = []  # of which nothing is committed yet
         self._ends: dict[TopicPartition, int] | None = None
@@ -157,18 +158,18 @@ class GroupConsumer(Closing, api_hints.Elsewhere):
         yield from self._member.joining()
 
     # --- reading ---------------------------------------------------------------------------------
-    def poll(self, max_records: int | None = None, timeout: float | None = 0.0) -> GroupBatch:
+    def poll(self, max_records: int | None = None, timeout: float | None = 0.0) -> GroupBatch[V, K]:
         """Returns records that are there, or come within `timeout` seconds (None: no limit).
 
         Records of earlier polls count as done from here on. Nothing there is an empty batch, and
         so is a member without partitions. Raises what `Consumer.poll` raises, and what listeners
         raise.
         """
-        batch = run(self.polling(max_records, timeout))
+        batch: GroupBatch[V, K] = run(self.polling(max_records, timeout))
         self.brought()
         return batch
 
-    def polling(self, max_records: int | None, timeout: float | None) -> Waits[GroupBatch]:
+    def polling(self, max_records: int | None, timeout: float | None) -> Waits[Any]:
         """`poll`, with the waiting left to another one. Once the caller gets what it returns,
         `brought` is to be called, or `runs`, which hands it out."""
         reader = self._reader
@@ -222,14 +223,14 @@ class GroupConsumer(Closing, api_hints.Elsewhere):
 
     def batches(
         self, max_records: int | None = None, timeout: float | None = None
-    ) -> Iterator[GroupBatch]:
+    ) -> Iterator[GroupBatch[V, K]]:
         """Polls that brought something, until none does for `timeout` seconds (None: for ever; with
         `follow=False`: until the high watermarks that its partitions had when they came)."""
         return self._batches(lambda: max_records, timeout)
 
     def _batches(
         self, size: Callable[[], int | None], timeout: float | None, in_loop: bool = False
-    ) -> Iterator[GroupBatch]:
+    ) -> Iterator[GroupBatch[V, K]]:
         ends = not self._reader.follows
         while not self.is_at_end():
             batch = run(self.polling(size(), END_POLL if ends else timeout))
@@ -270,7 +271,7 @@ class GroupConsumer(Closing, api_hints.Elsewhere):
             if not partition.paused
         )
 
-    def __iter__(self) -> Iterator[Record]:
+    def __iter__(self) -> Iterator[Record[V, K]]:
         """Every record, one by one; ends as `batches()` does. A record is done once the next one is
         asked for: one that an exception or a `break` left the loop with is not."""
         batches = self._batches(lambda: self.loop_size, None, in_loop=True)
@@ -281,18 +282,18 @@ class GroupConsumer(Closing, api_hints.Elsewhere):
         """Number of records that a loop over records polls for."""
         return self._looping.claim_size if self._claims is not None else None
 
-    def unpack(self, batch: GroupBatch) -> Iterator[Record]:
+    def unpack(self, batch: GroupBatch[V, K]) -> Iterator[Record[V, K]]:
         """The records of a batch, the position following each of them."""
         return iter(batch) if self._claims is not None else chain.from_iterable(self._runs(batch))
 
-    def _runs(self, batch: GroupBatch) -> Iterator[Iterator[Record]]:
+    def _runs(self, batch: GroupBatch[V, K]) -> Iterator[Iterator[Record[V, K]]]:
         for rows in self.runs(batch):
             if rows is None:
                 run(self.attending())
             else:
                 yield rows
 
-    def runs(self, batch: GroupBatch) -> Runs:
+    def runs(self, batch: GroupBatch[V, K]) -> Runs:
         """Returns the runs of a loop over records; None: `attending` is to be carried out."""
         if self._claims is not None:
             self._claims.take_back()
@@ -401,7 +402,7 @@ class GroupConsumer(Closing, api_hints.Elsewhere):
         if what is None or what is self._out:
             self._out = None
 
-    def offsets_of(self, batch: GroupBatch | None = None) -> co.GroupOffsets:
+    def offsets_of(self, batch: GroupBatch[V, K] | None = None) -> co.GroupOffsets:
         """Returns the offsets a transaction commits for a batch, or for all that was handed out."""
         if batch is not None:
             return batch.consumed_under(self._member.ownership)
@@ -413,13 +414,13 @@ class GroupConsumer(Closing, api_hints.Elsewhere):
         self._reader.go_back()
         return self._commits.handed_out()
 
-    def rewind(self, batch: GroupBatch | None = None) -> None:
+    def rewind(self, batch: GroupBatch[V, K] | None = None) -> None:
         """Brings a batch again, or all above the committed offsets. Partitions that others own by
         now are left to them. Refused at-most-once. The node has to tell the offsets that
         transactions committed; while it does not, no poll brings anything."""
         run(self.rewinding(batch))
 
-    def rewinding(self, batch: GroupBatch | None = None) -> Waits[None]:
+    def rewinding(self, batch: GroupBatch[V, K] | None = None) -> Waits[None]:
         """`rewind`, with the waiting left to another one."""
         if self._closed:
             return  # there is nobody to bring it again

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from typing import Final
+from typing import Any, Final
 
 from penstock.client.consumer.group.at_most_once import Claims
 from penstock.client.consumer.group.consumed import GrantedPartitions, GroupBatch
@@ -17,7 +17,7 @@ from penstock.client.consumer.group.run_length import RunPace
 from penstock.client.consumer.partition_cursor import AssignedPartition
 from penstock.client.consumer.records import Chunk, Record
 
-Runs = Iterator[Iterator[Record] | None]
+Runs = Iterator[Iterator[Record[Any, Any]] | None]
 """None: the group wants its due, before the next run is asked for."""
 
 
@@ -35,7 +35,7 @@ class Looping:
         self.pace = RunPace()
 
     def begin(
-        self, batch: GroupBatch, now: GrantedPartitions
+        self, batch: GroupBatch[Any, Any], now: GrantedPartitions
     ) -> list[tuple[AssignedPartition, Chunk]]:
         """Returns the chunks for `runs`, without partitions given away or sought since the poll.
 
@@ -57,7 +57,7 @@ class Looping:
         """The records; partitions that go meanwhile take theirs with them."""
         reader, handout, pace = self._reader, self._reader.handout, self.pace
         for partition, chunk in todo:
-            records: list[Record] = []
+            records: list[Record[Any, Any]] = []
             at, count = 0, len(chunk)
             while at < count and reader.reads(partition):
                 size = pace.records

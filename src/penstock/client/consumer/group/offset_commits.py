@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Final
+from typing import Any, Final
 
 from penstock.client.consumer.group.consumed import Committed, GroupBatch
 from penstock.client.consumer.group.membership import GroupMembership, stale_error
@@ -76,7 +76,7 @@ class Commits:
         }
 
     # --- how far ---
-    def done(self, out: GroupBatch | None = None) -> Offsets:
+    def done(self, out: GroupBatch[Any, Any] | None = None) -> Offsets:
         """How far all is done; `out` is in the caller's hands."""
         offsets = {name: _place(part) for name, part in self._reader.partitions.items()}
         handed: dict[TopicPartition, int] = {}
@@ -124,7 +124,9 @@ class Commits:
         self._offered.update((name, offset) for name, (offset, _) in handed.items())
         return co.GroupOffsets(owner.group, owner.member_id, [*self._left.values(), *offsets])
 
-    def out_but(self, out: GroupBatch | None, name: TopicPartition) -> GroupBatch | None:
+    def out_but(
+        self, out: GroupBatch[Any, Any] | None, name: TopicPartition
+    ) -> GroupBatch[Any, Any] | None:
         """Returns the records in the caller's hands, without the partition where it seeks.
 
         They are of its batch, or the record in hand of a loop, which the seek ends.
@@ -140,7 +142,7 @@ class Commits:
         now: float,
         names: Sequence[TopicPartition] | None = None,
         *,
-        out: GroupBatch | None = None,
+        out: GroupBatch[Any, Any] | None = None,
         timeout: float = AUTOMATIC_TIMEOUT,
     ) -> Waits[None]:
         """Commits what is done, of these partitions or all. A failure is counted and logged, and
@@ -213,7 +215,7 @@ class Commits:
             raise stale_error(self._member.group, stale)
 
     def _placed(
-        self, given: Record | Mapping[TopicPartition, int]
+        self, given: Record[Any, Any] | Mapping[TopicPartition, int]
     ) -> tuple[Offsets, list[TopicPartition]]:
         """Returns the offsets to commit, and the partitions that others own by now.
 
@@ -259,7 +261,7 @@ class Commits:
                 self._committed[name] = offsets[name][0]
         return stale
 
-    def back_before(self, batch: GroupBatch) -> None:
+    def back_before(self, batch: GroupBatch[Any, Any]) -> None:
         """Lets a batch come again, where its partitions were not given away since. Never forwards:
         what comes again already stays to come."""
         firsts: dict[TopicPartition, int] = {}
@@ -275,7 +277,7 @@ class Commits:
         reader.back_to({name: at for name, at in firsts.items() if at < positions.get(name, 0)})
         self._reader.notice = UNSEEN  # a transaction was aborted: perhaps others own it by now
 
-    def going_back(self, out: GroupBatch | None, guarantee: str) -> Waits[None]:
+    def going_back(self, out: GroupBatch[Any, Any] | None, guarantee: str) -> Waits[None]:
         """Lets all above what is done (at-least-once) or committed come again."""
         reader = self._reader
         if guarantee == "at-least-once":
