@@ -17,11 +17,14 @@ import re
 import shlex
 import signal
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, redirect_stdout
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 from cleanup_commands import Afterwards
 from cli_runner import COMMAND, call_cli, environment
@@ -205,8 +208,10 @@ def run_page(page: Path, url: str | None, named: Mapping[str, str] | None = None
         url: the node that commands talk to; None where the page serves it: the default one.
         named: what to write in the place of names that only a reader has, such as hosts.
     """
-    namespace: dict[str, Any] = {"__name__": "guide"}
+    module = ModuleType("guide")  # some libraries look up where a function is from
+    namespace = vars(module)
     with ExitStack() as started:
+        started.enter_context(patch.dict(sys.modules, guide=module))
         terminal: Terminal | None = None
         printed = ""
         for block in run_blocks(page):

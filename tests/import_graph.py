@@ -20,7 +20,7 @@ FLOORS = (
     ("security", "observe", "serializers"),
     ("client",),
     ("server", "database"),
-    ("outbox", "dedup", "kombu"),
+    ("outbox", "dedup", "kombu", "taskiq"),
     ("logcheck",),
     ("testing", "spark", "cli", "console", "demo", "bench"),
 )

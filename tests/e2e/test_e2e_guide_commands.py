@@ -21,6 +21,9 @@ OF_OTHERS = {
     ),
     "--dist": "pytest-xdist", "--from-beginning": "Kafka", "--no-block": "systemctl",
     "--no-deps": "pip",
+    **dict.fromkeys(
+        ("--max-async-tasks", "--max-prefetch", "--wait-tasks-timeout"), "taskiq",
+    ),
     "--py-files": "spark-submit", "--seed": "make mutants", "--strict": "mypy",
     "--statedb": "celery", "--svg": "tests/import_graph.py",
     "--write": "tests/rules_table.py",

@@ -78,12 +78,16 @@ class ShareConsumer(Typed[V, K], AsyncClosing):
         return made
 
     async def poll(
-        self, max_records: int | None = None, timeout: float | None = 0.0
+        self,
+        max_records: int | None = None,
+        timeout: float | None = 0.0,
+        *,
+        is_exact: bool = False,
     ) -> list[Job[V, K]]:
         """Jobs that are there, or the first that come within `timeout` seconds (None: wait for
-        ever). See `penstock.ShareConsumer.poll`."""
+        ever). See `penstock.ShareConsumer.poll`. `is_exact`: it never asks for more meanwhile."""
         await self._turns.share()
-        jobs = await self._carry(self._core.polling(max_records, timeout))
+        jobs = await self._carry(self._core.polling(max_records, timeout, is_exact=is_exact))
         self._core.brought()
         return jobs
 
