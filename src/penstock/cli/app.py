@@ -26,6 +26,8 @@ COMMANDS: Final = {
     "top": "top",
     "console": "console",
     "doctor": "doctor",
+    "backup": "backup",
+    "restore": "restore",
     "completion": "completion",
 }
 """Name of a command: module in `penstock.cli`, whose `add_to` registers it."""
