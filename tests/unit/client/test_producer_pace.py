@@ -45,13 +45,13 @@ def answer(paced: Pace, clock: Clock, seconds: float, times: int = 1) -> None:
 def test_a_way_that_is_free_has_the_largest_bound_also_where_it_is_long(
     clock: Clock, seconds: float
 ) -> None:
-    paced = Pace()
+    paced = Pace(is_far=True)
     answer(paced, clock, seconds, 50)
     assert paced.eager_max == EAGER_MAX
 
 
 def test_answers_that_take_longer_than_the_best_make_records_gather_sooner(clock: Clock) -> None:
-    paced = Pace()
+    paced = Pace(is_far=True)
     answer(paced, clock, 0.001)
     answer(paced, clock, 0.002, 50)
     assert EAGER_MIN < paced.eager_max < EAGER_MAX
@@ -60,7 +60,7 @@ def test_answers_that_take_longer_than_the_best_make_records_gather_sooner(clock
 
 
 def test_the_bound_grows_again_when_answers_are_quick_again(clock: Clock) -> None:
-    paced = Pace()
+    paced = Pace(is_far=True)
     answer(paced, clock, 0.001)
     answer(paced, clock, 0.050, 50)
     assert paced.eager_max == EAGER_MIN
@@ -69,7 +69,7 @@ def test_the_bound_grows_again_when_answers_are_quick_again(clock: Clock) -> Non
 
 
 def test_a_best_time_of_another_way_is_forgotten(clock: Clock) -> None:
-    paced = Pace()
+    paced = Pace(is_far=True)
     answer(paced, clock, 0.001)
     answer(paced, clock, 0.1, 40)
     assert paced.eager_max == EAGER_MIN
@@ -81,7 +81,7 @@ def test_a_best_time_of_another_way_is_forgotten(clock: Clock) -> None:
 
 
 def test_a_batch_that_gets_no_answer_is_timed_no_more(clock: Clock) -> None:
-    paced = Pace()
+    paced = Pace(is_far=True)
     lost: Any = Flying()
     other: Any = Flying()
     for batch in (lost, other):
@@ -90,3 +90,11 @@ def test_a_batch_that_gets_no_answer_is_timed_no_more(clock: Clock) -> None:
     lost.flight = None
     paced.sent(other)
     assert [paced.timed] == [other]
+
+
+def test_on_the_own_host_the_bound_is_always_the_largest() -> None:
+    paced = Pace(is_far=False)
+    batch: Any = Flying()
+    paced.sent(batch)
+    assert paced.timed is None
+    assert paced.eager_max == EAGER_MAX

@@ -25,7 +25,7 @@ from penstock.client.producer import refusals as rf
 from penstock.client.producer.pace import Pace
 from penstock.client.producer.routes import Batch, LaneLink, PartitionRoute, TopicRoutes
 from penstock.client.producer.state import ProducerState
-from penstock.client.remote.address import Place
+from penstock.client.remote.address import Place, RemoteAddress
 from penstock.client.session import Session
 from penstock.core import errors as er
 from penstock.ipc import layout as lo
@@ -84,7 +84,7 @@ class Sender:
         self._open_lane = open_lane
         self.finished = finished
         self.links: dict[int, LaneLink] = {}
-        self.pace = Pace()
+        self.pace = Pace(is_far=isinstance(socket, RemoteAddress))
         self.topics: dict[str, TopicRoutes] = {}
         self.retired: list[PartitionRoute] = []  # of topics that are gone, until they are idle
         self._epochs: dict[tuple[bytes, int], int] = {}  # the newest of each partition sent to
