@@ -97,23 +97,18 @@ class LaneLink:
     `writing`: the batch that is being put into the lane, or only its route where there is no batch
     yet. It is set from before the first byte until the batch is accounted for. `first`: its lane
     sequence.
-
-    `is_far`: it leads to another host, and a carrier in this process acts as the writer.
     """
 
-    __slots__ = ("doorbell", "first", "flags", "flights", "held", "is_crowded", "is_far", "rung",
-                 "sender", "writing")  # fmt: skip
+    __slots__ = ("doorbell", "first", "flags", "flights", "held", "is_crowded", "rung", "sender",
+                 "writing")  # fmt: skip
 
-    def __init__(
-        self, sender: LaneSender, doorbell: Doorbell, flags: int = 0, *, is_far: bool = False
-    ) -> None:
+    def __init__(self, sender: LaneSender, doorbell: Doorbell, flags: int = 0) -> None:
         self.sender = sender
         self.flags = flags
         self.doorbell = doorbell
         self.flights: dict[int, Batch] = {}
         self.held: dict[int, Batch] = {}
         self.is_crowded = False
-        self.is_far = is_far
         self.rung = 0
         self.first = 0
         self.writing: Batch | PartitionRoute | None = None
@@ -177,12 +172,9 @@ class LaneLink:
             if batch.flight is None or batch.flight[::2] != (self, start):
                 self.held.pop(start, None)
 
-    def wake_writer(self, *, goes_on: bool = False) -> bool:
+    def wake_writer(self) -> bool:
         """Rings the writer if it sleeps (after a fence), once per sleep; returns whether it
-        sleeps. Where the caller `goes_on`, and calls again, a carrier is left asleep till then: it
-        needs this very interpreter, and would only sleep again."""
-        if goes_on and self.is_far:
-            return True
+        sleeps."""
         fence()
         ticket = self.sender.writer_ticket()
         if ticket and ticket != self.rung:

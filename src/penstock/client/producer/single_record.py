@@ -1,8 +1,7 @@
 """The short way of single records: with linger 0 and little in flight, straight into the lane.
 
 A record that leaves alone needs no box, no lid and no choice between runs. The entry kept for it
-is made after the doorbell of its writer, and so while the writer already works. A carrier works in
-this process, and is rung last.
+is made after the doorbell of its writer, and so while the writer already works.
 """
 
 from __future__ import annotations
@@ -59,7 +58,7 @@ def express(
     link.begin(route)  # an interrupt leaves neither a gap nor a sequence shared by two: see `mend`
     encoded = seal_one(value, key, fields, now_us, route, settings)
     flight = link.write(route.page, encoded)
-    if flight is not None and not link.wake_writer(goes_on=True):
+    if flight is not None and not link.wake_writer():
         os.sched_yield()  # it looks for records, and may wait for this very processor to do so
     now = time.monotonic()
     box = Box(awaited, route.topic, 0, now_us, now, now + timeout)
@@ -71,6 +70,4 @@ def express(
         sender.post(box.batches)
     else:
         sender.launched(link, batch, flight)
-        if link.is_far:
-            link.wake_writer()
     return box

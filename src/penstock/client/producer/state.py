@@ -119,5 +119,4 @@ class ProducerState:
         flags = lo.FRAME_SYNC if terms.level == "fsynced" else 0
         if terms.committed and session.is_clustered:
             flags |= lo.FRAME_COMMITTED
-        opened = session.open_lane(writer, self.config.timeout)
-        return LaneLink(*opened, flags, is_far=isinstance(self.socket, RemoteAddress))
+        return LaneLink(*session.open_lane(writer, self.config.timeout), flags)
