@@ -17,6 +17,7 @@ from typing import Any, get_args
 
 from penstock.bench import (
     backlog,
+    celeryqueue,
     cluster,
     clusterpartitions,
     compare,
@@ -35,6 +36,7 @@ from penstock.bench import (
     throughput,
 )
 from penstock.bench.backlog import BacklogOptions
+from penstock.bench.celeryqueue import CeleryOptions
 from penstock.bench.cluster import ClusterOptions
 from penstock.bench.clusterpartitions import ClusterPartitionsOptions
 from penstock.bench.compare import CompareOptions
@@ -173,6 +175,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_compare(commands)
     _add_spark(commands)
     _add_queue(commands)
+    _add_celery(commands)
     _add_queue_page(commands)
     _add_plots(commands)
     _add_suite(commands)
@@ -430,6 +433,19 @@ def _add_queue(commands: Any) -> None:
         timeout="seconds for the jobs of one queue",
     )  # fmt: skip
     parser.add_argument("--kafka", type=Path, default=None, help="folder of Kafka's jars")
+
+
+def _add_celery(commands: Any) -> None:
+    _measurement(
+        commands, "celery", celeryqueue.run, CeleryOptions(), "Celery",
+        "tasks a second of Celery on Penstock and on other brokers, each with a server of this "
+        "run; what is missing here is left out, with the reason",
+        tasks="of a turn", singles="tasks that are timed one by one", turns="of each broker",
+        processes="of a worker's pool", kills="workers that are killed, each with a task",
+        wait="seconds for that task to begin elsewhere",
+        idle="seconds for which a worker waits, and its CPU is measured",
+        only="the brokers whose key contains it",
+    )  # fmt: skip
 
 
 def _add_queue_page(commands: Any) -> None:

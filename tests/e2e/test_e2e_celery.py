@@ -170,12 +170,22 @@ def test_a_worker_and_its_client_have_keys_and_rights(tmp_path):
             world.key(name)
         world.allow("worker allow all topic shop.*", "worker allow all group shop.*")
         node, prefix = world.broker, "shop."
-        way = {"transport": "tcp", "keys": str(tmp_path / "worker.key")}
+        way = {"transport": "tcp", "keys": str(tmp_path / "worker.key"), "session_timeout": 0.3}
         shop = CeleryApp(tmp_path, node, prefix, **way)
         with shop.worker("first", "-P", "solo"):
             assert shop.app.control.ping(timeout=WITHIN, limit=1) == [
                 {"first@host": {"ok": "pong"}}
             ]
+            shop.tasks.late.delay("long")
+            wait_until(lambda: shop.told("begun"), timeout=WITHIN)
+            # Many times as long as a session: the task stays with its worker all the same.
+            with shop.app.connection_for_read() as other:
+                consumer = kombu.Consumer(other, [kombu.Queue("celery")], accept=["json"])
+                with consumer, pytest.raises(TimeoutError):
+                    other.drain_events(timeout=1.5)
+            shop.go("long")
+            wait_until(lambda: shop.told("done"), timeout=WITHIN)
+            assert len(shop.told("begun")) == 1
             world.allow("sender allow write topic shop.queue.*")
             way.update(keys=str(tmp_path / "sender.key"), prefix=prefix)
             url = broker_url(node, by_tcp=True)

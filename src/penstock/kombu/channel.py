@@ -10,6 +10,7 @@ Owns the consumers of the channel. The connection decides when to look, by `pull
 from __future__ import annotations
 
 import itertools
+import logging
 import threading
 import warnings
 from collections.abc import Callable, Iterable
@@ -19,11 +20,13 @@ from amqp.protocol import queue_declare_ok_t
 from kombu.transport import base, virtual
 from kombu.utils.uuid import uuid
 
-from penstock.core.errors import AccessDeniedError
+from penstock.core.errors import AccessDeniedError, PenstockError
 from penstock.kombu.link import KombuLink
 from penstock.kombu.messages import Raw, work_options
 from penstock.kombu.sources import Source
 from penstock.kombu.unacked import Unacked
+
+logger = logging.getLogger("penstock.kombu")
 
 NO_QUEUE: Final = "a message went nowhere: there is no queue {!r}; declare it first"
 
@@ -245,8 +248,12 @@ class KombuChannel(virtual.Channel):
             source.answer()
             waits.suspend(source, source.idling())
             return False
+        if not source.pending and source.is_early and self.qos.tags:
+            source.is_due = False  # as above
+            waits.suspend(source, source.gathering())
+            return False
         if not source.pending:
-            source.bring(room)
+            source.look(room)
         if not source.pending:
             source.is_due = False  # first: an answer of another thread makes it due again
             if not waits.suspend(source, source.watching()):
@@ -289,6 +296,11 @@ class KombuChannel(virtual.Channel):
         if self.link.is_open:
             self.link.waits.bell.ring()
 
+    def basic_ack(self, delivery_tag: int, multiple: bool = False) -> None:
+        tags = [tag for tag in self.qos.tags if tag <= delivery_tag] if multiple else [delivery_tag]
+        for tag in tags:
+            self.qos.ack(tag)
+
     def drain_events(self, timeout: float | None = None, callback: Any = None) -> Any:
         return self.connection.drain_events(self.connection, timeout=timeout)
 
@@ -303,8 +315,12 @@ class KombuChannel(virtual.Channel):
         if self.closed:
             return
         self.closed = True
-        for tag in [*self._consumers]:
-            self.basic_cancel(tag)
+        try:
+            if self.link.is_open:  # not in a forked child, whose parent still consumes
+                for tag in [*self._consumers]:
+                    self.basic_cancel(tag)
+        except PenstockError as error:
+            logger.warning("closing a channel: %s", error)
         for queue in [*self._workers]:
             self._leave(queue)
         if self.connection is not None:

@@ -12,6 +12,7 @@ into a queue is a message without properties.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping
 from datetime import datetime
@@ -49,8 +50,8 @@ def message_of(record: Record, deliveries: int = 1) -> Raw:
     properties.pop("body_encoding", None)
     return {
         "body": record.value or b"",
-        "content-type": fields.get("content-type", "application/octet-stream"),
-        "content-encoding": fields.get("content-encoding", "binary"),
+        "content-type": _text(fields.get("content-type"), "application/octet-stream"),
+        "content-encoding": _text(fields.get("content-encoding"), "binary"),
         "headers": _dict(fields.get("headers")),
         "properties": properties,
     }
@@ -88,9 +89,10 @@ def _delay(headers: Mapping[str, Any]) -> float:
 
 def _number(given: Any) -> float | None:
     try:
-        return None if given is None else float(given)
+        number = float(given)
     except (TypeError, ValueError):
         return None
+    return number if math.isfinite(number) else None
 
 
 def _parsed(text: bytes | None) -> Raw:
@@ -98,6 +100,10 @@ def _parsed(text: bytes | None) -> Raw:
         return _dict(loads(text or b""))
     except Exception:  # whatever: anybody may write into a topic
         return {}
+
+
+def _text(given: Any, default: str) -> str:
+    return given if isinstance(given, str) else default
 
 
 def _dict(given: Any) -> Raw:

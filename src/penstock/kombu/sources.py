@@ -29,6 +29,12 @@ LOOK_EVERY: Final = 0.5
 while no message is wanted."""
 ANSWER_EVERY: Final = 0.005
 """Seconds between two looks whether answers are with the node."""
+GATHER: Final = 0.003
+"""Seconds between two requests of a channel that has messages in hand: quick tasks are fetched, and
+acknowledged, several at a time."""
+QUIET: Final = 0.02
+"""Seconds without a message after which a worker asks whether there is one that is not new: the
+coordinator tells it then when others give one back."""
 ONE_WITHIN: Final = 0.3
 """Seconds that a call for one message waits for a message that is there, as far as is known: a
 worker does not ask at once again after it got none. From another host, it may be under way."""
@@ -42,25 +48,44 @@ class Arrival(NamedTuple):
 
 
 class QueueSource:
-    """A queue, for one channel. `is_due`: whether it is to be looked at."""
+    """A queue, for one channel. `is_due`: whether it is to be looked at.
+
+    After messages it asks for more only once the log has some, or after a while. An answer to an
+    empty-handed worker makes it wait before it asks again, also for what comes the next moment.
+    """
 
     def __init__(self, queue: str, share: ShareConsumer) -> None:
         self.queue = queue
         self.is_due = True
         self.pending: deque[Arrival] = deque()
         self._share = share
+        self._ask_at = 0.0
+        self._asked_at = 0.0
 
-    def bring(self, room: int, timeout: float = 0.0) -> None:
-        """Adds messages to `pending`, so many at most. Answers go along."""
+    @property
+    def is_early(self) -> bool:
+        """Whether it has asked just now."""
+        return time.monotonic() < self._asked_at + GATHER
+
+    def look(self, room: int) -> None:
+        """Adds messages to `pending`, so many at most, if there may be some. Sends answers."""
+        if self._share.has_more or time.monotonic() >= self._ask_at:
+            self._bring(room)
+            self._ask_at = time.monotonic() + (QUIET if self.pending else LOOK_EVERY)
+        else:
+            self.answer()
+
+    def _bring(self, room: int, timeout: float = 0.0) -> None:
+        self._asked_at = time.monotonic()
         jobs = run(self._share.polling(room, timeout, is_exact=True))
         self.pending += [Arrival(message_of(job.record, job.deliveries), job) for job in jobs]
         self._share.brought()
 
     def bring_one(self, *, is_far: bool) -> None:
         """Adds a message to `pending` if there is one."""
-        self.bring(1)
+        self._bring(1)
         if not self.pending and (is_far or self._share.has_more):
-            self.bring(1, ONE_WITHIN)
+            self._bring(1, ONE_WITHIN)
 
     def answer(self) -> None:
         """Sends answers, without a wait for what is under way already."""
@@ -75,7 +100,12 @@ class QueueSource:
 
     def watching(self) -> Waits[None]:
         """Waits for messages."""
-        return self._share.watching(LOOK_EVERY)
+        left = ANSWER_EVERY if self._share.is_behind else self._ask_at - time.monotonic()
+        return self._share.watching(max(left, 0.0))
+
+    def gathering(self) -> Waits[None]:
+        """Waits until it may ask again."""
+        yield Wait(max(self._asked_at + GATHER - time.monotonic(), 0.0))
 
     def idling(self) -> Waits[None]:
         """Waits until answers are to be sent, or the node is to be looked after."""
@@ -101,9 +131,10 @@ class ExchangeSource:
         self.is_due = True
         self.pending: deque[Arrival] = deque()
         self.matches = matches
+        self.is_early = False
         self._reader = reader
 
-    def bring(self, room: int, timeout: float = 0.0) -> None:
+    def look(self, room: int, timeout: float = 0.0) -> None:
         """Adds messages to `pending`, the most urgent of those that are there first."""
         now = time.time() * 1e6
         records = [*self._reader.unpack(self._reader.poll(room, timeout))]
@@ -115,7 +146,7 @@ class ExchangeSource:
 
     def bring_one(self, *, is_far: bool) -> None:
         if not self.pending:
-            self.bring(1, ONE_WITHIN if is_far else 0.0)
+            self.look(1, ONE_WITHIN if is_far else 0.0)
 
     def answer(self) -> None:
         """There is nothing to answer for."""
@@ -125,6 +156,10 @@ class ExchangeSource:
 
     def watching(self) -> Waits[None]:
         return self._reader.watching(LOOK_EVERY)
+
+    def gathering(self) -> Waits[None]:
+        """There is nothing to gather."""
+        yield Wait(0.0)
 
     def idling(self) -> Waits[None]:
         yield Wait(LOOK_EVERY)

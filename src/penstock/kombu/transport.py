@@ -61,7 +61,7 @@ class KombuTransport(virtual.Transport):
 
     def as_uri(self, uri: str, include_password: bool = False, mask: str = "**") -> str:
         """A URL of a node holds no secret."""
-        return uri
+        return f"penstock+{uri}" if uri.startswith(("shm:", "tcp:")) else uri
 
     # --- life ---
     def establish_connection(self) -> Any:

@@ -38,6 +38,11 @@ class Unacked:
             return PREFETCH_MAX
         return self.prefetch_count - len(self._held)
 
+    @property
+    def tags(self) -> list[Any]:
+        """Of the messages without an answer, in the order of their delivery."""
+        return [*self._held]
+
     def can_consume(self) -> bool:
         return self.room > 0
 
@@ -71,7 +76,7 @@ class Unacked:
 
     def restore_unacked(self) -> None:
         """Gives everything back."""
-        for tag in [*self._held]:
+        for tag in self.tags:
             self.reject(tag, requeue=True)
 
     def restore_unacked_once(self, stderr: Any = None) -> None:

@@ -219,8 +219,9 @@ class ShareConsumer(Typed[V, K], Closing, api_hints.Elsewhere):
 
     @property
     def has_more(self) -> bool:
-        """Whether there are records that nobody has had yet, as far as is known."""
-        return self._lease_reader.has_work()
+        """Whether a poll may bring something, as far as is known: the log has more, or the
+        coordinator has something to say."""
+        return self._lease_reader.has_news() or self._reader.is_disturbed()
 
     def filling(self) -> Waits[None]:
         """Waits until a loop over jobs has something to hand out."""
