@@ -10,6 +10,7 @@ import typer
 
 from penstock.cli import output
 from penstock.cli.command import Env, ExitCode, command
+from penstock.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from penstock.cli.stopping import Stopper
@@ -38,6 +39,14 @@ def demo(
     keep: Annotated[
         bool, typer.Option("--keep", help="Keep the data folder, to look into.")
     ] = False,
+    console: Annotated[
+        bool,
+        typer.Option(
+            "--console",
+            help="Instead: live load with a stuck group, dead letters and a hot key, and the web "
+            "console of it, until Ctrl-C.",
+        ),
+    ] = False,
 ) -> int:
     """Send a year of flights through a node of its own, kill a writer half-way, check everything.
 
@@ -45,6 +54,10 @@ def demo(
 
     Exits 1 when a record was lost, doubled or out of order. Talks to no node but its own.
     """
+    if console:
+        if records is not None or no_kill:
+            raise ConfigError("--console shows its own load: leave --records and --no-kill out")
+        return _with_console(env, cluster or 0, keep)
     from penstock.cli.stopping import Stopper
     from penstock.demo.directing import DemoPlan
     from penstock.demo.report import Watcher
@@ -57,6 +70,36 @@ def demo(
     # A second signal must not cut the clean-up short: every wait in there is bounded.
     with Stopper(patient=True) as stopper, Watcher(quiet=env.quiet) as watcher:
         return (_on_brokers if plan.brokers else _on_a_node)(env, plan, stopper, watcher.show)
+
+
+def _with_console(env: Env, brokers: int, keep: bool) -> int:
+    try:
+        from penstock.demo.console_stage import ConsoleStage
+    except ImportError as error:
+        raise ConfigError(
+            f"the console needs further packages ({error}): pip install 'penstock[console]'"
+        ) from error
+    from penstock.cli.stopping import Stopper
+
+    if not env.verbose:  # brokers may be killed: lost connections are part of it
+        logging.getLogger("penstock").setLevel(logging.ERROR)
+
+    def tell(console: str, node: str) -> None:
+        if env.is_json:
+            output.write_json({"url": console, "node": node})
+        else:
+            output.write_line(console)
+        output.flush()
+        env.say(
+            f"open {console} in a browser. The node is {node}: group shipping is stuck, mails "
+            "become dead letters, customer-7 is a hot key. Ctrl-C ends it"
+        )
+
+    with Stopper(patient=True) as stopper:
+        kept = ConsoleStage(brokers, keep, stopper, tell).run()
+    if kept is not None:
+        env.say(f"the data is in {kept}")
+    return ExitCode.DONE
 
 
 def _on_a_node(env: Env, plan: DemoPlan, stopper: Stopper, show: Show) -> int:

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final, TypeVar
 
-from penstock.client.admin.admin import Admin
+from penstock.client.admin.admin import Admin, is_gone
 from penstock.client.client import Client, connect
 from penstock.core import errors as er
 from penstock.security.keys import KEY_VARIABLE
@@ -57,6 +57,8 @@ class ConsoleSeat:
 
     @property
     def admin(self) -> Admin:
+        if self._admin is not None and is_gone(self._admin):
+            self.close()
         if self._admin is None:
             self._admin = self.client.admin(timeout=ANSWER_SECONDS)
         return self._admin

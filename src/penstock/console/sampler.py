@@ -29,6 +29,8 @@ logger = logging.getLogger("penstock.console")
 
 EVERY: Final = 2.0
 """Seconds between two looks while somebody watches."""
+EVERY_AWAY: Final = 0.5
+"""The same while the node is away."""
 EVERY_ALONE: Final = 10.0
 """The same while nobody does."""
 WATCHED_FOR: Final = 15.0
@@ -101,7 +103,9 @@ class Sampler:
             self._wake.clear()
             self._look()
             is_watched = self.watchers > 0 or time.monotonic() < self._watched_until
-            self._wake.wait(EVERY if is_watched else EVERY_ALONE)
+            is_away = self.figures is not None and bool(self.figures.away)
+            pause = EVERY_AWAY if is_away else EVERY
+            self._wake.wait(pause if is_watched else EVERY_ALONE)
 
     def _look(self) -> None:
         try:

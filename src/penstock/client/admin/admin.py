@@ -569,6 +569,11 @@ def is_near(admin: Admin) -> bool:
     return session.far is None or session.welcome.boot_id == boot_id()
 
 
+def is_gone(admin: Admin) -> bool:
+    """Whether its node went away, so that the next call attaches again."""
+    return admin._session.farewell() is not None
+
+
 def found(admin: Admin, topic: str) -> ms.TopicInfo:
     """The topic as the node knows it, without a look at its partitions: their brokers may be away.
     Raises `UnknownTopicError`."""
