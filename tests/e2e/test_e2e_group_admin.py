@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from datetime import UTC, datetime
 
@@ -272,3 +273,34 @@ def test_cli_completes_group_names(node):
     assert call_cli("consume", topic, "-g", "completed", url=node.url).code == 0
     ran = call_cli("__complete", "zsh", "-b", node.url, "group", "describe", "comp")
     assert ran.lines == ["words", "completed\tat-least-once, empty"]
+
+
+def test_how_many_members_a_group_needs(node):
+    topic = node.create_topic(partitions=4)
+    fill(node, topic, 0, 1000)
+    with (
+        node.connect() as client,
+        client.admin() as admin,
+        client.consumer(topic, group="scaled") as consumer,
+    ):
+        consumer.poll(100, timeout=10)
+        consumer.commit()
+
+        def work() -> None:
+            while not done.wait(0.005):
+                consumer.poll(10, timeout=1)
+
+        done = threading.Event()
+        thread = threading.Thread(target=work)
+        thread.start()
+        try:
+            found = admin.scale_group("scaled", sample=0.3, lag_seconds=0.0)
+        finally:
+            done.set()
+            thread.join()
+        assert (found.group, found.members_now) == ("scaled", 1)
+        assert found.members is not None
+        assert found.member_rate is not None
+    ran = call_cli("group", "scale", "scaled", "--sample", "0.1", url=node.url)
+    assert ran.lines[0].startswith("scaled: ")
+    assert "during the sample" in ran.lines[0] or "nothing comes" in ran.lines[0]

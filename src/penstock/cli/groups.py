@@ -15,6 +15,7 @@ from penstock.cli import output, values
 from penstock.cli.asking import confirm
 from penstock.cli.command import Env, command
 from penstock.cli.peek import peek
+from penstock.cli.scaling import scale
 from penstock.cli.topics import for_each
 from penstock.core import errors as er
 
@@ -40,6 +41,7 @@ def make(settings: dict[str, Any]) -> typer.Typer:
     command(app, "list")(list_groups)
     command(app, "describe")(describe)
     command(app, "peek")(peek)
+    command(app, "scale")(scale)
     command(app, "seek")(seek)
     command(app, "export-offsets")(export_offsets)
     command(app, "import-offsets")(import_offsets)

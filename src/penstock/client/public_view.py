@@ -27,7 +27,7 @@ PUBLIC_NAMES: Final = {
         "describe_node describe_partitions describe_topic drain_broker elect_leaders "
         "export_offsets hot_keys import_offsets kick_client list_access list_clients list_groups "
         "list_limits list_quotas list_settings list_topics list_transactions list_uses "
-        "pause_share_group peek_share_group resume_share_group "
+        "pause_share_group peek_share_group resume_share_group scale_group "
         "reassign_partition reassign_topic remove_access remove_broker report_offsets "
         "reset_offsets set_limits set_quota trim",
         "Producer": _PRODUCER,

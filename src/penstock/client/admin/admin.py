@@ -11,6 +11,7 @@ import msgspec
 
 from penstock.client import fork_safety
 from penstock.client.admin import hot_keys as hot
+from penstock.client.admin import scaling
 from penstock.client.admin.access import (
     AccessAdmin,
     AccessEntry,
@@ -30,6 +31,7 @@ from penstock.client.admin.groups import GroupAdmin, GroupDescription, GroupList
 from penstock.client.admin.hot_keys import HotPartition
 from penstock.client.admin.node import ClientInfo, NodeAdmin, SettingInfo, SettingValue
 from penstock.client.admin.peek import PEEK_LIMIT, JobPeek, JobState, PeekedJob
+from penstock.client.admin.scaling import GroupScale
 from penstock.client.admin.share_groups import ShareGroupAdmin, ShareGroupDescription
 from penstock.client.admin.topic_config import SETTABLE, TopicConfig, altered, config_of
 from penstock.client.admin.topic_listing import TopicListing, TopicPage
@@ -310,6 +312,16 @@ class Admin(Closing):
         Its members are told by `describe_group`. With `sample` the lag of so many seconds gives
         `drain_seconds`."""
         return self._shares().describe(group, sample)
+
+    def scale_group(
+        self, group: str, *, lag_seconds: float = 60.0, within: float = 600.0, sample: float = 5.0
+    ) -> GroupScale:
+        """How many members a group needs to have a lag of `lag_seconds` at most within `within`
+        seconds, by what comes and what its members do during a sample of so many seconds."""
+        return scaling.watch(
+            self.describe_group, self.describe_share_group, group,
+            lag_seconds=lag_seconds, within=within, sample=sample,
+        )  # fmt: skip
 
     def peek_share_group(
         self,

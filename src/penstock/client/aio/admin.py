@@ -35,6 +35,7 @@ from penstock.client.admin.admin import Admin as BlockingAdmin
 from penstock.client.admin.hot_keys import SAMPLE, SHOWN, HotPartition
 from penstock.client.admin.node import SettingValue
 from penstock.client.admin.peek import PEEK_LIMIT, JobState, PeekedJob
+from penstock.client.admin.scaling import GroupScale
 from penstock.client.aio.waits import in_thread
 from penstock.client.closing import AsyncClosing
 from penstock.client.consumer.offsets import Offset
@@ -187,6 +188,13 @@ class Admin(AsyncClosing):
         return await self._do(
             partial(self._core.hot_keys, topic, partitions=partitions, keys=keys, sample=sample)
         )
+
+    async def scale_group(
+        self, group: str, *, lag_seconds: float = 60.0, within: float = 600.0, sample: float = 5.0
+    ) -> GroupScale:
+        """How many members a lag target needs. See `penstock.Admin.scale_group`."""
+        options = {"lag_seconds": lag_seconds, "within": within, "sample": sample}
+        return await self._do(partial(self._core.scale_group, group, **options))
 
     async def peek_share_group(
         self,
