@@ -194,3 +194,21 @@ def test_what_came_before_the_end_is_read_and_the_end_is_told_once(stranger: soc
         ((fd, _),) = made.filenos(lambda: None, lambda: None).items()
         assert not select.select([fd], [], [], 0)[0]  # or the carrier would never sleep again
     made.close(0.0)
+
+
+def test_what_came_before_the_end_is_read_also_where_sending_tells_of_the_end(
+    stranger: socket.socket,
+) -> None:
+    made = made_for(stranger.getsockname()[1])
+    server, _ = stranger.accept()
+    with server:
+        server.sendall(GREETING + READY)
+        happens(made, SocketEvent.SHAKEN)
+        server.sendall(b"\0\4last")  # and closes with the greeting unread: the connection is reset
+    wait_until(lambda: not made.send(b"x", None), timeout=WITHIN)
+    assert list(made.events()) == [SocketEvent.HUNG_UP]
+    assert heard(made) == [b"last"]
+    wait_until(lambda: turn(made) == [] and made.receive() is None, timeout=WITHIN)
+    ((fd, _),) = made.filenos(lambda: None, lambda: None).items()
+    assert not select.select([fd], [], [], 0)[0]
+    made.close(0.0)

@@ -94,6 +94,7 @@ class PlainSocket:
         self._addresses: deque[Address] = deque()
         self._news: deque[SocketEvent] = deque()
         self._unsent: deque[Piece] = deque()
+        self._is_mute = False  # nothing can be sent any more, and the end is told of
         self._buffer = memoryview(bytearray(BUFFER_BYTES))
         self._at = self._end = 0  # what is unread of the buffer
         self._long: memoryview | None = None  # a long frame that has begun
@@ -143,7 +144,8 @@ class PlainSocket:
         """Nothing is read or sent any more; what was read before stays."""
         if self._stage is not _Stage.OVER:
             self._stage = _Stage.OVER
-            self._news.append(event)
+            if not self._is_mute:
+                self._news.append(event)
             self._unsent.clear()
             if self._socket is not None:
                 self._poll.unregister(self._socket.fileno())
@@ -209,7 +211,8 @@ class PlainSocket:
 
     # --- out ---
     def send(self, head: bytes, payload: Piece | None) -> bool:
-        if self._stage is not _Stage.UP or len(self._unsent) >= self._unsent_max:
+        is_able = self._stage is _Stage.UP and not self._is_mute
+        if not is_able or len(self._unsent) >= self._unsent_max:
             return False
         if payload is None:
             return self._write(_frame_head(len(head), 0) + head)
@@ -228,7 +231,7 @@ class PlainSocket:
             except BlockingIOError:
                 pass
             except OSError:
-                self._hang_up()
+                self._cannot_send(made)
                 return False
             if sent == len(start) + len(payload):
                 return True
@@ -253,8 +256,20 @@ class PlainSocket:
         except BlockingIOError:
             return
         except OSError:
+            self._cannot_send(made)
+            return
+        self._poll.modify(made.fileno(), select.EPOLLIN)
+
+    def _cannot_send(self, made: socket.socket) -> None:
+        """The other side has gone. What it said before that is read on."""
+        if self._stage is not _Stage.UP:
             self._hang_up()
             return
+        if self._is_mute:
+            return
+        self._is_mute = True
+        self._unsent.clear()
+        self._news.append(SocketEvent.HUNG_UP)
         self._poll.modify(made.fileno(), select.EPOLLIN)
 
     # --- in ---
