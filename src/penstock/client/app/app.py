@@ -17,11 +17,13 @@ Owns the workers' life. Reading and committing are in `worker`, decoding in `han
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Final, TypeVar, Unpack
 
 from penstock.client.app.handler import Handler
@@ -291,6 +293,16 @@ class App(Closing):
                 f"after {self._stop_timeout:g} s (stop_timeout) handlers still work: "
                 + ", ".join(_works(worker) for worker in late)
             )
+
+    @asynccontextmanager
+    async def lifespan(self, _web: object) -> AsyncIterator[None]:
+        """Starts and closes it with a web application: `FastAPI(lifespan=app.lifespan)`, and so of
+        Starlette. The event loop goes on meanwhile, so requests under way are answered."""
+        await asyncio.to_thread(self.start)
+        try:
+            yield
+        finally:
+            await asyncio.to_thread(self.close)
 
     def metrics(self) -> dict[str, int]:
         """Returns the counts `handled`, `retried`, `skipped` and `dead_letters` of all workers
