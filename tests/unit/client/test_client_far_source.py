@@ -232,6 +232,27 @@ def test_less_credit_is_taken_back_as_bytes_are_consumed_and_more_is_given_at_on
     assert cursor.left == 3 * CREDIT_MIN
 
 
+def test_for_a_single_record_the_gateway_sends_little_and_all_again_for_who_reads_on(
+    far: Far,
+) -> None:
+    fill(far, 3000)
+    partition = far.partition(credit=4 * CREDIT_MIN)
+    for place, wanted, credit in (
+        (700, 100, CREDIT_MIN), (5, 2 * CREDIT_MIN, 2 * CREDIT_MIN), (0, 1 << 40, 4 * CREDIT_MIN),
+    ):  # fmt: skip
+        partition.look(place, wanted)
+        assert not partition.has_more
+        assert (far.cursor.credit, far.cursor.reader.offset) == (credit, place)
+        if place:
+            far.carry()
+            assert rows(partition.take(1))[0][0] == place
+    far.carry()
+    partition.look(0, 1)
+    assert far.cursor.credit == CREDIT_MIN
+    partition.look(0)
+    assert far.cursor.credit == 4 * CREDIT_MIN
+
+
 def test_a_step_back_over_what_the_last_fetch_brought_asks_nobody(far: Far) -> None:
     fill(far, 10)
     partition = far.partition()

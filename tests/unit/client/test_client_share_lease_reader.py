@@ -22,7 +22,7 @@ class SlowCursor:
         self.page = SimpleNamespace(leader_epoch=0)
         self._was_asked = False
 
-    def look(self, offset: int) -> None:
+    def look(self, offset: int, bytes_max: int | None) -> None:
         self.offset = offset
         self._was_asked = False
 

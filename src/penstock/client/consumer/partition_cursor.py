@@ -138,12 +138,13 @@ class AssignedPartition:
         self._epoch = leader_epoch
         self._reader.seek(offset)
 
-    def look(self, offset: int) -> None:
-        """As `jump`, for single batches here and there: what is open of the log stays open."""
+    def look(self, offset: int, bytes_max: int | None = None) -> None:
+        """As `jump`, for single batches here and there: what is open of the log stays open.
+        `bytes_max`: how much is wanted from there on; None: all that follows."""
         self._carry = []
         self.offset = offset
         self._epoch = EPOCH_UNKNOWN
-        self._reader.look(offset)
+        self._reader.look(offset, bytes_max)
 
     def let_go_of_deleted(self) -> None:
         """Closes what retention has deleted."""

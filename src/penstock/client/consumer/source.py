@@ -29,8 +29,9 @@ class Source(Protocol):
     def seek(self, offset: int) -> None:
         """Goes on at `offset` with the next `fetch`."""
 
-    def look(self, offset: int) -> None:
-        """Seeks as `core.reader.LogReader.look`."""
+    def look(self, offset: int, bytes_max: int | None) -> None:
+        """Seeks as `core.reader.LogReader.look`. `bytes_max`: how much is wanted from there on;
+        None: all that follows."""
 
     def let_go_below(self, start: int) -> None:
         """Closes as `core.reader.LogReader.let_go_below`."""
@@ -53,6 +54,9 @@ class LocalSource(LogReader):
     def __init__(self, storage: Storage, folder: str) -> None:
         super().__init__(storage, folder)
         self._aborted = AbortedTransactions(storage, folder)
+
+    def look(self, offset: int, bytes_max: int | None = None) -> None:
+        super().look(offset)
 
     def parted(self, offset: int, epoch: int, log_end: int) -> int | None:
         return divergence(self._storage, self._folder, offset, epoch, log_end)

@@ -50,6 +50,7 @@ class FarSource:
         self._partition = partition
         self._committed = committed
         self._credit = max(credit, CREDIT_MIN)
+        self._wanted: int | None = None  # bytes from `offset` on; None: all that follows
         self._cursor: FarCursor | None = None
         self._pieces: deque[_Piece] = deque()  # from `offset` on
         self._kept: deque[_Piece] = deque()  # those before them, of the last fetch
@@ -68,7 +69,7 @@ class FarSource:
         """Requests the records from `offset` on."""
         self._cursor = self._fetcher.open(
             self._page, self._topic_id, self._partition, self.offset, self.epoch, self._committed,
-            self._credit,
+            self._ahead,
         )  # fmt: skip
 
     @property
@@ -97,7 +98,13 @@ class FarSource:
         """Sets how many bytes it fetches ahead."""
         self._credit = max(credit, CREDIT_MIN)
         if self._cursor is not None:
-            self._cursor.allow(self._credit)
+            self._cursor.allow(self._ahead)
+
+    @property
+    def _ahead(self) -> int:
+        """How many bytes the gateway may send ahead: no more than are wanted here."""
+        wanted = self._credit if self._wanted is None else self._wanted
+        return min(self._credit, max(wanted, CREDIT_MIN))
 
     def moved(self, fetcher: Fetcher, page: int) -> None:
         """Starts again at a node that came back, without the records fetched ahead.
@@ -216,6 +223,9 @@ class FarSource:
 
     def seek(self, offset: int) -> None:
         """Goes on at `offset`: within what is here at once, else from the gateway."""
+        self.look(offset, None)
+
+    def _go(self, offset: int) -> None:
         if offset == self.offset:
             return
         while self._take(fails=False):
@@ -234,9 +244,12 @@ class FarSource:
         self.offset = offset
         self.epoch = EPOCH_UNKNOWN
 
-    def look(self, offset: int) -> None:
-        """Goes on at `offset`, for single batches here and there."""
-        self.seek(offset)
+    def look(self, offset: int, bytes_max: int | None) -> None:
+        """Goes on at `offset`, for about so many bytes: the gateway sends a batch or two more."""
+        self._wanted = bytes_max
+        self._go(offset)
+        if self._cursor is not None:
+            self._cursor.allow(self._ahead)
 
     def let_go_below(self, start: int) -> None:
         """Nothing of it is open on this host."""

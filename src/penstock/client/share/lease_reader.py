@@ -323,7 +323,7 @@ class LeaseReader:
             part.forget()
             part.jump(span.first)
         elif part.offset != span.first:
-            part.look(span.first)
+            part.look(span.first, self._wanted_bytes(held, span))
         self._torn.add(part)
         try:
             chunks = part.take(min(wanted, span.end - span.first), self._fetch_bytes(held, span))
@@ -393,9 +393,14 @@ class LeaseReader:
 
     def _fetch_bytes(self, held: OpenLease, span: UnreadSpan) -> int:
         """Returns how many bytes to decode at once."""
+        wanted = self._wanted_bytes(held, span)
+        return FETCH_BYTES if wanted is None else min(FETCH_BYTES, wanted)
+
+    def _wanted_bytes(self, held: OpenLease, span: UnreadSpan) -> int | None:
+        """Returns about how many bytes are wanted from there on. None: all that follows."""
         if not self._is_again(held, span):
-            return FETCH_BYTES
-        return min(FETCH_BYTES, 1 + int(self._bytes_each * (span.end - span.first)))
+            return None
+        return 1 + int(self._bytes_each * (span.end - span.first))
 
     def _is_again(self, held: OpenLease, span: UnreadSpan) -> bool:
         """Returns whether these are leased again, or waited: others have, or had, those behind."""
