@@ -261,7 +261,7 @@ class PlainSocket:
         self._poll.modify(made.fileno(), select.EPOLLIN)
 
     def _cannot_send(self, made: socket.socket) -> None:
-        """The other side has gone. What it said before that is read on."""
+        """Tells of the end once, and lets the last words of the other side be read."""
         if self._stage is not _Stage.UP:
             self._hang_up()
             return
