@@ -161,7 +161,7 @@ class KombuChannel(virtual.Channel):
             topics.append(name(exchange))
         ttls = [self._ttls[queue] for queue in queues if queue in self._ttls]
         missing = self.link.publish(topics, message, work_options(message, min(ttls, default=None)))
-        if missing and not exchange:
+        if not exchange and (missing or not topics):
             warnings.warn(virtual.UndeliverableWarning(NO_QUEUE.format(routing_key)), stacklevel=2)
 
     # --- consuming ---
