@@ -105,6 +105,17 @@ def test_a_topic_tells_its_groups_and_when_retention_takes_what_they_have_not_re
     assert "59m" in page
 
 
+def test_a_hot_key_is_named(node: Broker, visitor: Visitor) -> None:
+    node.create_topic("uneven", partitions=2)
+    with node.connect() as client, client.producer() as producer:
+        for number in range(400):
+            producer.send("uneven", b"1", key=b"hot" if number % 4 else b"cold-%d" % number)
+    page = visitor.get("/hot", topic="uneven")
+    assert "penstock topic describe uneven --hot" in page
+    assert " hot " in page
+    assert "no topic 'none'" in visitor.get("/hot", 404, topic="none")
+
+
 def test_many_partitions_come_in_pages(node: Broker, visitor: Visitor) -> None:
     node.create_topic("wide", partitions=150)
     page = visitor.get("/topic", name="wide")

@@ -1,5 +1,5 @@
-"""`penstock demo --console`: a node with live load, a stuck group and dead letters, and a console of
-it that runs until it is told to end, and leaves nothing behind."""
+"""`penstock demo --console`: a node with live load, a stuck group and dead letters, and a console,
+which run until they are told to end. Nothing is left behind."""
 
 from __future__ import annotations
 

@@ -10,10 +10,12 @@ from penstock.cli import values
 from penstock.cli.output import counted, human_bytes
 from penstock.client.admin.admin import TopicDescription
 from penstock.client.admin.groups import GroupDescription
+from penstock.client.admin.hot_keys import HotPartition
 from penstock.client.admin.topic_listing import TopicSummary
 from penstock.client.admin.trim import TrimResult
 from penstock.console.pages.links import command, page_link
-from penstock.console.pages.plans import ActionPlan, table
+from penstock.console.pages.plans import ActionPlan, PageTable, table
+from penstock.console.pages.records import preview
 
 TOPICS_SHOWN: Final = 50
 """Topics of a page."""
@@ -79,6 +81,32 @@ def topic_model(
         any(part.replicas for part in parts), tuple(readers(topic, groups)), readers_left,
         topic.disk["level"],
     )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class HotPartitionRow:
+    """The most frequent keys of a partition."""
+
+    partition: int
+    rate: float
+    load: float
+    advice: str
+    keys: PageTable
+
+
+def hot_rows(found: Iterable[HotPartition]) -> list[HotPartitionRow]:
+    """Partitions with their keys, those with most load first."""
+    return [
+        HotPartitionRow(
+            one.partition, one.rate, one.load, one.advice,
+            table(
+                ("Key", "Of the partition's records", "Records", "At most too many"),
+                [(preview(key.key) or "none", f"{key.share:.1%}", key.records, key.error)
+                 for key in one.keys],
+            ),
+        )
+        for one in sorted(found, key=lambda one: -one.load)
+    ]  # fmt: skip
 
 
 def readers(topic: TopicDescription, groups: Iterable[GroupDescription]) -> Iterable[TopicReader]:

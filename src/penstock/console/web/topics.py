@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from penstock.cli import values
 from penstock.cli.topics import read_settings
+from penstock.client.admin.admin import found as find_topic
 from penstock.client.admin.admin import topic_page
 from penstock.client.admin.topic_config import TopicConfig
-from penstock.console.pages.links import page_link
+from penstock.console.pages.links import command, page_link
 from penstock.console.pages.plans import ActionDone, ActionPlan
 from penstock.console.pages.topics import (
     TOPICS_SHOWN,
@@ -16,6 +17,7 @@ from penstock.console.pages.topics import (
     alter_plan,
     create_plan,
     delete_plan,
+    hot_rows,
     readers,
     topic_model,
     trim_plan,
@@ -28,11 +30,14 @@ if TYPE_CHECKING:
     from starlette.responses import Response
 
     from penstock.client.admin.admin import Admin, GroupDescription
+    from penstock.client.admin.hot_keys import HotPartition
     from penstock.console.link import ConsoleSeat
     from penstock.console.web.shell import ConsoleShell
 
 LOOKS_MAX: Final = 40
 """Requests for one page of a search, of 80 topics each; the next page goes on."""
+HOT_PARTITIONS_MAX: Final = 16
+"""Partitions of a topic that are looked at for hot keys."""
 GROUPS_MAX: Final = 50
 """Groups that are asked whether they read a topic."""
 SETTINGS: Final = (
@@ -89,6 +94,23 @@ def reading(admin: Admin) -> tuple[list[GroupDescription], int]:
         )
     except er.AccessDeniedError:
         return [], 0
+
+
+async def hot(shell: ConsoleShell, request: Request) -> Response:
+    """The hot keys of a topic, by a sample of its newest records."""
+    topic = wanted(request.query_params, "topic")
+
+    def look(seat: ConsoleSeat) -> tuple[int, list[HotPartition]]:
+        count = len(find_topic(seat.admin, topic).pages)
+        numbers = range(min(count, HOT_PARTITIONS_MAX))
+        return count, seat.admin.hot_keys(topic, partitions=numbers)
+
+    count, found = await shell.ask(look)
+    return shell.page(
+        request, "hot.html", topic=topic, parts=hot_rows(found),
+        left=max(0, count - HOT_PARTITIONS_MAX),
+        command=command(shell.config.url, "topic", "describe", topic, "--hot"),
+    )  # fmt: skip
 
 
 # --- actions --------------------------------------------------------------------------------------
@@ -172,7 +194,7 @@ def _partition_words(partition: int | None) -> tuple[object, ...]:
     return () if partition is None else ("-p", partition)
 
 
-PAGES: Final = (("/topics", topics), ("/topic", topic))
+PAGES: Final = (("/topics", topics), ("/topic", topic), ("/hot", hot))
 ACTIONS: Final = (
     Action("/topic/create", plan_create, do_create),
     Action("/topic/alter", plan_alter, do_alter),
