@@ -8,6 +8,7 @@ import os
 
 import pytest
 import serial_scheduler
+import warm_processes
 from hypothesis import settings
 from ignored_signals import catch_ignored
 from seeds import DAY, seed_of_day
@@ -34,6 +35,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """One day for all processes of a run, hypothesis included, also past midnight. The plugin is
     here already where the checkout is installed."""
     catch_ignored()
+    warm_processes.warm()
     os.environ[DAY] = str(seed_of_day())
     if config.option.hypothesis_seed is None:
         config.option.hypothesis_seed = seed_of_day()
