@@ -10,6 +10,7 @@ Owns no format (see `files`). Never writes into a topic that has other records.
 from __future__ import annotations
 
 import fnmatch
+import time
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -31,6 +32,9 @@ if TYPE_CHECKING:
 Told = Callable[[int], None]
 DELIVERY_TIMEOUT: Final = 600.0
 """Seconds: a record that fails ends the restore, so it is tried for long."""
+
+HEARD_WITHIN: Final = 30.0
+HEARD_EVERY: Final = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +173,22 @@ def _record(kept: bf.BackupFolder, topic: bf.BackupTopic, number: int, nth: int)
     return None
 
 
+def _await_ends(admin: Admin, name: str, records: Sequence[int]) -> None:
+    """Waits until the admin's node has heard that all is committed, in a cluster a moment later: a
+    group's offset beyond that is refused."""
+    deadline = time.monotonic() + HEARD_WITHIN
+    while True:
+        ends = [part.high_watermark for part in admin.describe_topic(name).partitions]
+        if all(end >= count for end, count in zip(ends, records, strict=True)):
+            return
+        if time.monotonic() >= deadline:
+            raise er.PenstockTimeout(
+                f"{name!r} has {sum(ends)} of {sum(records)} records {HEARD_WITHIN:g} s after all "
+                "were delivered: go on with --resume, which sets the offsets of groups"
+            )
+        time.sleep(HEARD_EVERY)
+
+
 class _Restore:
     def __init__(
         self,
@@ -194,13 +214,18 @@ class _Restore:
 
     def run(self, admin: Admin) -> None:
         with self._client.producer(
-            compression="lz4", delivery_timeout=DELIVERY_TIMEOUT, block_timeout=DELIVERY_TIMEOUT
+            compression="lz4",
+            acks="all",
+            delivery_timeout=DELIVERY_TIMEOUT,
+            block_timeout=DELIVERY_TIMEOUT,
         ) as producer:
             for name, topic in self._manifest.topics.items():
                 starts = self._starts.get(name, [0] * len(topic.partitions))
                 for number, partition in enumerate(topic.partitions):
                     self._send(producer, name, number, partition, starts[number])
                     producer.flush(DELIVERY_TIMEOUT)
+        for name, topic in self._manifest.topics.items():
+            _await_ends(admin, name, [partition.records for partition in topic.partitions])
         for group in self._groups:
             offsets = [
                 ExportedOffset(
