@@ -31,7 +31,9 @@ class ConsoleServer:
         is_told_apart = config.is_loopback
         self.app = make_app(config, port, peer.is_own if is_told_apart else None)
         self._server = uvicorn.Server(uvicorn.Config(
-            self.app, log_config=None, access_log=False, server_header=False, proxy_headers=False,
+            # One line for each refusal would let strangers fill the log.
+            self.app, log_config=None, log_level="error", access_log=False, server_header=False,
+            proxy_headers=False,
             limit_concurrency=CONNECTIONS_MAX, timeout_keep_alive=KEEP_ALIVE, ws="none",
             timeout_graceful_shutdown=STOP_SECONDS, lifespan="on", http="h11", loop="asyncio",
             ssl_certfile=config.certificate, ssl_keyfile=config.private_key,
