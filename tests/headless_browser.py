@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
+from cleanup_commands import Afterwards
 
 from penstock.testing import wait_until
 
@@ -149,6 +150,7 @@ def headless_browser(folder: Path) -> Iterator[HeadlessBrowser]:
         stderr=subprocess.DEVNULL, start_new_session=True,
         env={**os.environ, "HOME": str(folder), "TMPDIR": str(folder)},
     )  # fmt: skip
+    cleanup = Afterwards(f"pkill -KILL -s {process.pid}")  # also where the tests are killed
     try:
         assert process.stdout is not None
         port = ""
@@ -164,5 +166,6 @@ def headless_browser(folder: Path) -> Iterator[HeadlessBrowser]:
     finally:
         process.terminate()
         process.wait(20)
+        cleanup.now()
         if process.stdout is not None:
             process.stdout.close()
