@@ -66,6 +66,7 @@ def helper_by(server: ForkServer, way: str) -> list[object]:
 
 
 def run() -> None:
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # as some supervisors start a node
     del os.environ["DROPPED"]
     os.open(os.devnull, os.O_RDONLY)  # no helper gets it
     with ForkServer.begin("folder") as server:

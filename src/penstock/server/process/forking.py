@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import ctypes
 import os
+import signal
 import sys
 import threading
 from collections.abc import Callable, Sequence
@@ -21,6 +22,7 @@ _PR_SET_MM, _PR_SET_MM_MAP, _PR_SET_CHILD_SUBREAPER = 35, 14, 36
 
 def adopt_orphans() -> None:
     """Have orphans among this process's descendants become its children. Raises OSError."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored, as some begin, it hides ends
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0):
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
