@@ -9,6 +9,7 @@ Avro(schema, registry=registry)  the id of the writer's schema is in each record
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Sequence
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from io import BytesIO
@@ -17,6 +18,7 @@ from uuid import UUID
 
 import fastavro
 import msgspec
+from fastavro import _read_py
 
 from penstock.core.errors import ConfigError
 from penstock.serializers.framing import RegisteredSchema
@@ -87,16 +89,19 @@ class Avro(Serializer[T]):
 
     def decoder(self, topic: str, part: Part) -> Decode[T]:
         if self._registered is None:
-            return lambda data: self._decode(data, self._schema)
+            read = _reader_of([self._schema])
+            return lambda data: self._decode(data, self._schema, read)
         return self._registered.decoder(self._decoder_of)
 
     def _decoder_of(self, schema: RegistrySchema) -> Decode[T]:
         assert self._registry is not None
         named: dict[str, Any] = {}
-        for other in self._registry.references(schema):
-            fastavro.parse_schema(json.loads(other.text), named)
-        writer = fastavro.parse_schema(json.loads(schema.text), named)
-        return lambda data: self._decode(data, writer)
+        schemas = [
+            fastavro.parse_schema(json.loads(one.text), named)
+            for one in (*self._registry.references(schema), schema)
+        ]
+        read = _reader_of(schemas)
+        return lambda data: self._decode(data, schemas[-1], read)
 
     def _encode(self, value: T) -> bytes:
         plain = value if self._kind is None else _plain(value)
@@ -104,13 +109,13 @@ class Avro(Serializer[T]):
         fastavro.schemaless_writer(out, self._schema, plain, strict=True)
         return out.getvalue()
 
-    def _decode(self, data: bytes, writer: Any) -> T:
+    def _decode(self, data: bytes, writer: Any, read: Callable[..., Any]) -> T:
         source = BytesIO(data)
-        found = fastavro.schemaless_reader(source, writer, self._schema)
+        found: Any = read(source, writer, self._schema)
         if source.tell() != len(data):
             raise ValueError(f"{len(data) - source.tell()} bytes are left behind its end")
         if self._kind is None:
-            return found  # type: ignore[return-value]
+            return found  # type: ignore[no-any-return]
         return msgspec.convert(found, self._kind, builtin_types=AVRO_TYPES)  # type: ignore[no-any-return]
 
     def __repr__(self) -> str:
@@ -125,6 +130,26 @@ def _as_json(schema: object) -> Any:
         return json.loads(schema)
     except ValueError:
         return schema  # the name of a primitive type
+
+
+def _reader_of(schemas: Sequence[Any]) -> Callable[..., Any]:
+    """Returns fastavro's reader for these. The compiled one looks after no stack: values of a type
+    that holds itself may be so deep that the process ends. The one in Python raises."""
+    is_recursive = any(map(_is_recursive, schemas))
+    return _read_py.schemaless_reader if is_recursive else fastavro.schemaless_reader
+
+
+def _is_recursive(schema: Any, within: frozenset[str] = frozenset()) -> bool:
+    """Returns whether a type of this parsed schema holds itself."""
+    if isinstance(schema, str):
+        return schema in within
+    if isinstance(schema, list):
+        return any(_is_recursive(one, within) for one in schema)
+    if name := schema.get("name"):
+        within |= {name}
+    parts = [schema.get("items"), schema.get("values"), schema["type"]]
+    parts += [field["type"] for field in schema.get("fields", ())]
+    return any(_is_recursive(part, within) for part in parts if part is not None)
 
 
 def _plain(value: object) -> Any:

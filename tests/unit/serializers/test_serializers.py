@@ -143,6 +143,24 @@ def test_bad_bytes_raise_exceptions_at_worst(data):
             serializer.decoder("orders", "value")(data)
 
 
+def test_a_value_too_deep_to_decode_does_not_end_the_process(registry):
+    link = {"name": "next", "type": ["null", "Link"]}
+    links = {"type": "record", "name": "Link", "fields": [CENTS, link]}
+    values = Avro(links)
+    value: dict[str, Any] | None = None
+    for cents in range(100):
+        value = {"cents": cents, "next": value}
+    assert there_and_back(values, value) == value
+    deep = b"\2\2" * 100_000 + b"\2\0"
+    with pytest.raises(RecursionError):
+        values.decoder("links", "value")(deep)
+    foreign = RegistrySchema("AVRO", json.dumps(schema(NAME, CENTS, {"name": "x", "type": links})))
+    number = registry.register("others", foreign)
+    orders = Avro(ORDER, registry=registry).decoder("orders", "value")
+    with pytest.raises(RecursionError):  # what a reader passes over may be deep, too
+        orders(struct.pack(">BI", 0, number) + b"\6ann\2" + deep)
+
+
 @pytest.mark.parametrize(
     ("serializer", "data"),
     [
