@@ -105,6 +105,22 @@ def test_a_ping_is_answered(stranger: socket.socket) -> None:
     made.close(0.0)
 
 
+def test_pings_of_a_broker_that_does_not_read_take_no_memory(stranger: socket.socket) -> None:
+    stranger.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    made = made_for(stranger.getsockname()[1])
+    server, _ = stranger.accept()
+    with server:
+        server.sendall(GREETING + READY)
+        happens(made, SocketEvent.SHAKEN)
+        while made.send(bytes(BYTES_MAX), None):  # up to `unsent_max`
+            pass
+        waiting = len(made._unsent)
+        server.sendall(b"\4\7\4PING\0\0" * 1000 + b"\0\4last")
+        assert heard(made) == [b"last"]
+        assert len(made._unsent) <= waiting
+    made.close(0.0)
+
+
 def test_what_a_closing_client_said_last_arrives_though_it_had_more_to_read(
     router: tuple[zmq.Socket[bytes], int],
 ) -> None:

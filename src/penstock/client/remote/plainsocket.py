@@ -393,6 +393,7 @@ class PlainSocket:
                 self._news.append(SocketEvent.SHAKEN)
             else:
                 self._hang_up()
-        elif body.startswith(_PING):
+        elif self._stage is _Stage.UP and body.startswith(_PING) and not self._unsent:
+            # A broker that does not read gets none: they would be kept here without a bound.
             context = body[_PING_CONTEXT_AT:][:_PING_CONTEXT_MAX]
             self._write(_command(_PONG + context))
