@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import select
 import time
 from collections.abc import Iterator
@@ -64,6 +65,22 @@ def connected(
 
     wait_until(has_greeted, timeout=WITHIN)
     yield made
+    made.close()
+
+
+def test_a_client_out_of_descriptors_says_so(context: zmq.Context[zmq.Socket[bytes]]) -> None:
+    """Once the name is looked up. Raised, it would end the connections to other brokers."""
+    made = Wire(context, ("localhost", 1), None, HELLO)
+    look_up = made._name
+    assert look_up is not None
+    look_up.join(WITHIN)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+    try:
+        made.look(time.monotonic())
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert made.failed == "no socket can be made: Too many open files"
     made.close()
 
 

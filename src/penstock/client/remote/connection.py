@@ -125,6 +125,14 @@ class Wire:
             unsent_max=MESSAGES_UNSENT_MAX,
         )  # fmt: skip
 
+    def _begin(self, plain: PlainSocket, name: HostName) -> None:
+        """Connects to the addresses of that name."""
+        self._plain = None
+        try:
+            plain.connect(name.at(self.host[1]))
+        except OSError as error:  # out of descriptors: others of this carrier go on
+            self.failed = f"no socket can be made: {error.strerror}"
+
     @property
     def servers_tried(self) -> tuple[str, ...]:
         """Public keys of the host that were tried by now."""
@@ -243,9 +251,8 @@ class Wire:
             name = self._name
             if name is not None and not name.is_alive():
                 self.failed, self._name = name.unknown, None
-                if self._plain is not None:
-                    self._plain.connect(name.at(self.host[1]))
-                    self._plain = None
+                if self._plain is not None and self.failed is None:
+                    self._begin(self._plain, name)
             if self.failed is None and now > self._deadline:
                 self.failed = (
                     f"no greeting within {WELCOME_WITHIN:g} s: is that a Penstock broker?"
