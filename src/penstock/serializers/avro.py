@@ -73,7 +73,7 @@ class Avro(Serializer[T]):
         given = _as_json(schema)
         self._kind = kind
         try:
-            self._schema: Any = fastavro.parse_schema(given)
+            self._schema: Any = _parsed(given, {})
         except Exception as error:  # fastavro raises what it happens upon
             raise ConfigError(f"Avro: this is no schema: {error!r}") from error
         self._registered = None
@@ -97,7 +97,7 @@ class Avro(Serializer[T]):
         assert self._registry is not None
         named: dict[str, Any] = {}
         schemas = [
-            fastavro.parse_schema(json.loads(one.text), named)
+            _parsed(json.loads(one.text), named)
             for one in (*self._registry.references(schema), schema)
         ]
         read = _reader_of(schemas)
@@ -139,17 +139,48 @@ def _reader_of(schemas: Sequence[Any]) -> Callable[..., Any]:
     return _read_py.schemaless_reader if is_recursive else fastavro.schemaless_reader
 
 
+def _parsed(schema: Any, named: dict[str, Any]) -> Any:
+    """As fastavro does it, which knows types by `named`, and adds to them. Raises what it raises,
+    and ValueError where a few bytes say that an array has 2**60 items: its readers take each."""
+    parsed = fastavro.parse_schema(schema, named)
+    _check_arrays(parsed, named)
+    return parsed
+
+
+def _check_arrays(schema: Any, named: dict[str, Any]) -> None:
+    if isinstance(schema, dict) and schema["type"] == "array" and _is_empty(schema["items"], named):
+        raise ValueError("an array of items that take no bytes has no bound")
+    for part in _parts(schema):
+        _check_arrays(part, named)
+
+
+def _is_empty(schema: Any, named: dict[str, Any], within: frozenset[str] = frozenset()) -> bool:
+    """Returns whether values of it take no bytes."""
+    if isinstance(schema, str):
+        is_known = schema in named and schema not in within
+        return schema == "null" or (is_known and _is_empty(named[schema], named, within | {schema}))
+    if isinstance(schema, list):
+        return False
+    if schema["type"] in ("record", "error"):
+        return all(_is_empty(field["type"], named, within) for field in schema["fields"])
+    return schema.get("size") == 0 or _is_empty(schema["type"], named, within)
+
+
 def _is_recursive(schema: Any, within: frozenset[str] = frozenset()) -> bool:
     """Returns whether a type of this parsed schema holds itself."""
     if isinstance(schema, str):
         return schema in within
-    if isinstance(schema, list):
-        return any(_is_recursive(one, within) for one in schema)
-    if name := schema.get("name"):
-        within |= {name}
-    parts = [schema.get("items"), schema.get("values"), schema["type"]]
-    parts += [field["type"] for field in schema.get("fields", ())]
-    return any(_is_recursive(part, within) for part in parts if part is not None)
+    if isinstance(schema, dict) and "name" in schema:
+        within |= {schema["name"]}
+    return any(_is_recursive(part, within) for part in _parts(schema))
+
+
+def _parts(schema: Any) -> list[Any]:
+    """Returns the schemas that this parsed one is made of."""
+    if not isinstance(schema, dict):
+        return schema if isinstance(schema, list) else []
+    found = [schema[name] for name in ("type", "items", "values") if name in schema]
+    return found + [field["type"] for field in schema.get("fields", ())]
 
 
 def _plain(value: object) -> Any:

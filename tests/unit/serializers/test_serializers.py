@@ -10,6 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
+from uuid import uuid4
 
 import msgspec
 import pyarrow as pa
@@ -159,6 +160,29 @@ def test_a_value_too_deep_to_decode_does_not_end_the_process(registry):
     orders = Avro(ORDER, registry=registry).decoder("orders", "value")
     with pytest.raises(RecursionError):  # what a reader passes over may be deep, too
         orders(struct.pack(">BI", 0, number) + b"\6ann\2" + deep)
+
+
+EMPTY = {"type": "record", "name": "Empty", "fields": [{"name": "no", "type": "null"}]}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        [{"name": "x", "type": {"type": "array", "items": "null"}}],
+        [{"name": "x", "type": ["null", {"type": "array", "items": EMPTY}]}],
+        [{"name": "x", "type": EMPTY}, {"name": "y", "type": {"type": "array", "items": "Empty"}}],
+        [{"name": "x", "type": {"type": "array", "items": {**EMPTY, "type": "fixed", "size": 0}}}],
+    ],
+    ids=["null", "record", "name", "fixed"],
+)
+def test_an_array_that_no_bytes_bound_is_refused(registry, fields):
+    """Eight bytes of it kept a consumer busy for hours, and no Ctrl-C ended that."""
+    with pytest.raises(ConfigError, match="no bound"):
+        Avro(schema(NAME, *fields))
+    foreign = RegistrySchema("AVRO", json.dumps(schema(NAME, CENTS, *fields)))
+    number = registry.register(f"arrays-{uuid4()}", foreign)
+    with pytest.raises(ValueError, match="no bound"):
+        Avro(ORDER, registry=registry).decoder("orders", "value")(struct.pack(">BI", 0, number))
 
 
 @pytest.mark.parametrize(
