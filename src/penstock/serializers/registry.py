@@ -12,7 +12,9 @@ Owns requests, their errors and the schemas that are kept. Never looks into sche
 from __future__ import annotations
 
 import base64
+import contextlib
 import http.client
+import socket
 import ssl
 import threading
 import time
@@ -33,6 +35,9 @@ BODY_MAX: Final = 4 << 20
 CACHE_MAX: Final = 1000
 UNKNOWN_SECONDS: Final = 30.0
 """For which an id that the registry did not know is not asked for again."""
+HEAD_PATIENCE: Final = 2.0
+"""Times its timeout, after which a request ends whose answer goes on to begin. A registry that is
+silent is given up before."""
 REFERENCES_MAX: Final = 100
 """Schemas that one schema refers to, directly or by others."""
 CONTENT: Final = "application/vnd.schemaregistry.v1+json"
@@ -244,9 +249,14 @@ class SchemaRegistry:
                 self._host, self._port, timeout=self._timeout, context=self._tls
             )
         )
+        ending = threading.Timer(HEAD_PATIENCE * self._timeout, _end, [connection])
+        ending.daemon = True
+        ending.start()
         try:
             connection.request(verb, path, body, self._headers)
             answer = connection.getresponse()
+            if time.monotonic() > deadline:
+                raise TimeoutError("its head does not end")
             told = b""
             while part := answer.read1(64 << 10):
                 told += part
@@ -256,6 +266,7 @@ class SchemaRegistry:
                     raise TimeoutError("the answer does not end")
             return answer.status, told
         finally:
+            ending.cancel()
             connection.close()
 
     def _refused(self, what: str, status: int, told: bytes) -> RegistryError:
@@ -274,6 +285,13 @@ class SchemaRegistry:
 
     def __repr__(self) -> str:
         return f"SchemaRegistry({self.url!r})"
+
+
+def _end(connection: http.client.HTTPConnection) -> None:
+    """Has who waits for the head of an answer wait no more: each byte may come just in time."""
+    with contextlib.suppress(OSError):
+        if (made := connection.sock) is not None:
+            made.shutdown(socket.SHUT_RDWR)
 
 
 def _asked(schema: RegistrySchema) -> dict[str, Any]:

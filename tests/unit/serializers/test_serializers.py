@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import struct
+import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -322,6 +323,27 @@ def test_a_registry_that_is_away_is_no_fault_of_a_record():
             RegistryError, match="no answer within 5 s: ConnectionRefused"
         ) as caught:
             decode(b"\0\0\0\0\1")
+    assert caught.value.retriable
+
+
+def test_a_registry_whose_answer_begins_without_end_is_given_up():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        is_over = threading.Event()
+
+        def drip() -> None:
+            opened, _ = server.accept()
+            with opened, suppress(OSError):
+                opened.sendall(b"HTTP/1.1 200 OK\r\nX: ")
+                while not is_over.wait(0.02):
+                    opened.sendall(b"x")
+
+        dripping = threading.Thread(target=drip)
+        dripping.start()
+        silent = SchemaRegistry(f"http://127.0.0.1:{server.getsockname()[1]}", timeout=0.2)
+        with pytest.raises(RegistryError, match="its head does not end") as caught:
+            silent.by_id(1)
+        is_over.set()
+        dripping.join()
     assert caught.value.retriable
 
 
