@@ -14,6 +14,7 @@ from penstock.cluster.groups import (
     GroupDescription,
     GroupLimits,
     GroupMachine,
+    GroupPartition,
     OwnedPartition,
     Release,
 )
@@ -126,9 +127,13 @@ class Shell:
         return {(p.topic, p.partition): p.offset for p in found if p.offset >= 0}
 
 
+def durable(page: GroupDescription) -> list[GroupPartition]:
+    """Its partitions without the commits before the last one, which compaction takes."""
+    return [msgspec.structs.replace(each, commits=[]) for each in page.partitions]
+
+
 def durable_state(machine: GroupMachine, now: float) -> object:
-    """All that the machine tells of its groups and that has to survive a reload: of commits the
-    last one, for compaction takes those before it."""
+    """All that the machine tells of its groups and that has to survive a reload."""
     found = []
     for info in machine.list_groups("").groups:
         page = machine.describe(info.group, 0)
@@ -136,6 +141,5 @@ def durable_state(machine: GroupMachine, now: float) -> object:
         assert not any(decision.records for decision in synced)
         members = [(m.member_id, m.instance_id, m.client, m.partitions) for m in page.members]
         answers = [decision.answer for decision in synced]
-        partitions = [msgspec.structs.replace(each, commits=[]) for each in page.partitions]
-        found.append((page.info, members, partitions, page.skipped, answers))
+        found.append((page.info, members, durable(page), page.skipped, answers))
     return found

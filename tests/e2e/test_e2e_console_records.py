@@ -88,6 +88,14 @@ def test_a_record_is_found_by_key_field_and_condition(visitor: Visitor) -> None:
     assert "disabled by configuration" in files
 
 
+@pytest.mark.parametrize("site", ["cross-site", "same-site"])
+def test_a_page_of_elsewhere_asks_no_condition(visitor: Visitor, site: str) -> None:
+    headers = {"Sec-Fetch-Site": site}
+    asked = visitor.client.get("/records?topic=orders&where=true", headers=headers)
+    assert (asked.status_code, "page of the console" in asked.text) == (403, True)
+    assert visitor.client.get("/records?topic=orders", headers=headers).status_code == 200
+
+
 def test_a_full_page_of_a_search_goes_on_behind_its_last_record(visitor: Visitor) -> None:
     page = visitor.get("/records", topic="orders", path="total", equals="*")
     offsets: list[str] = []

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
+from group_machine_fixture import durable
 from sim.clients import (
     GROUP_OF,
     AtLeastOnce,
@@ -246,9 +247,9 @@ class World:
         groups, transactions, _ = machines
         for record in records:
             machines.replay(record)
-        live = self.coordinator.transactions
-        assert transactions.state() == live.state(), "transactions differ after a replay"
+        expected = self.coordinator.transactions.state()
+        assert transactions.state() == expected, "transactions differ after a replay"
         groups.topics_changed(self.sim.now, TOPICS)
         for name in GROUP_OF.values():
-            mine = groups.describe(name, 0).partitions
-            assert mine == self.coordinator.groups.describe(name, 0).partitions, f"{name} differs"
+            mine, live = (it.describe(name, 0) for it in (groups, self.coordinator.groups))
+            assert durable(mine) == durable(live), f"{name} differs"

@@ -17,6 +17,8 @@ from penstock.core.columns import HeaderList
 from penstock.core.errors import ConfigError, PenstockTimeout
 
 _ROW: Final = "_row"
+MEMORY_MAX: Final = "256MiB"
+"""For a condition, as DuckDB counts: not the one list or text that an expression makes."""
 
 T = TypeVar("T")
 Columns = Mapping[str, tuple[Any, Callable[[T], Any]]]
@@ -63,8 +65,11 @@ class SqlCondition(Generic[T]):
         )
         self._query = f"SELECT {_ROW} FROM items WHERE (\n{where}\n)"
         self._duckdb = duckdb.connect(
-            config={"enable_external_access": "false", "python_enable_replacements": False}
-        )
+            config={
+                "enable_external_access": "false", "python_enable_replacements": False,
+                "memory_limit": MEMORY_MAX, "threads": 1,
+            }
+        )  # fmt: skip
         self.matching([])
 
     def matching(self, items: Sequence[T]) -> set[int]:

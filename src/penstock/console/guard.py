@@ -3,7 +3,8 @@
 1. The other end: the proxy that was named; without a password, a process of this user.
 2. `Host`: a name of the console, so that no page of elsewhere reaches it by a name of its own.
 3. The session: a signed cookie; with a password one comes only by login.
-4. An action: a POST of this origin with the token of the session, and a body within its bound.
+4. A condition in SQL, which costs time: from a page of the console only.
+5. An action: a POST of this origin with the token of the session, and a body within its bound.
 
 Every answer carries a policy by which a browser runs no script but the console's own files.
 """
@@ -167,6 +168,9 @@ class ConsoleGuard:
                 "host", 421, "this is no name of the console: reach it by the address that it "
                 "printed, or name this one by --name",
             )  # fmt: skip
+        is_own = headers.get("sec-fetch-site", "none") in ("same-origin", "none")
+        if not is_own and b"where=" in scope["query_string"]:
+            return self._no("search", 403, "a condition comes from a page of the console")
         if scope["method"] not in ("GET", "HEAD", "POST"):
             return self._no("method", 405, "the console takes GET and POST")
         return None

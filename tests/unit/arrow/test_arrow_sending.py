@@ -22,7 +22,7 @@ def column(keys: list[bytes | None]) -> BinaryColumn:
 
 
 def topic(partitions: int, sticky: int) -> Any:
-    return SimpleNamespace(routes=[None] * partitions, next_sticky=lambda: sticky)
+    return SimpleNamespace(routes=[None] * partitions, next_sticky=lambda: sticky, spread=None)
 
 
 def test_rows_go_where_their_keys_say_and_those_without_to_the_sticky_partition():

@@ -168,19 +168,25 @@ class ShareConsumer(Typed[V, K], Closing, api_hints.Elsewhere):
         yield from self._acquirer.joining()
 
     # --- getting jobs ----------------------------------------------------------------------------
-    def poll(self, max_records: int | None = None, timeout: float | None = 0.0) -> list[Job[V, K]]:
+    def poll(
+        self,
+        max_records: int | None = None,
+        timeout: float | None = 0.0,
+        *,
+        is_exact: bool = False,
+    ) -> list[Job[V, K]]:
         """Returns jobs that are there, at most so many, or the first that come within `timeout`.
 
         `timeout` is in seconds (None: no limit). Nothing there is an empty list. The caller
         answers each job. If it works them off within a twentieth of a second, the consumer asks
-        for as many more meanwhile. The jobs of a partition that one request brings are a lease. A
-        worker that has 250 leases (`LEASES_MAX`) with jobs without an answer gets nothing more.
-        That is logged once, and counted (`held_up`).
+        for as many more meanwhile; not with `is_exact`. The jobs of a partition that one request
+        brings are a lease. A worker that has 250 leases (`LEASES_MAX`) with jobs without an answer
+        gets nothing more. That is logged once, and counted (`held_up`).
 
         Raises `NotConnectedError` (no node for `node_timeout`), and what the coordinator refuses
         with. Records of a partition that cannot be read are logged and counted, and do not raise.
         """
-        jobs = run(self.polling(max_records, timeout))
+        jobs = run(self.polling(max_records, timeout, is_exact=is_exact))
         self.brought()
         return jobs
 
