@@ -43,8 +43,9 @@ def cut_power(
     for each in brokers:
         ground.away[each.number] = "without power"
         disks[each.number - 1].cut()
-    for each, uuid in zip(brokers, uuids, strict=True):
+    for each in brokers:
         each.kill()
+    for each, uuid in zip(brokers, uuids, strict=True):
         unlink_all(uuid)
         disk = disks[each.number - 1]
         disk.unmount()

@@ -101,6 +101,8 @@ class WarmServer:
 _Popen = subprocess.Popen
 _servers: dict[str, WarmServer] = {}
 _making = threading.Lock()
+_python_path = os.environ.get("PYTHONPATH")
+"""Of what was imported. Who gives another one wants other modules, or a start of its own."""
 
 
 def warm() -> None:
@@ -159,7 +161,8 @@ class WarmPopen(subprocess.Popen):  # type: ignore[type-arg]
         ]
         if (
             words[:2] != [sys.executable, "-m"]
-            or words[2] not in PRELOADED
+            or words[2:3] not in [[module] for module in PRELOADED]
+            or variables.get("PYTHONPATH") != _python_path
             or not all(isinstance(word, str) for word in [*words, *variables])
             or any(each is not None for each in (preexec_fn, gid, gids, uid))
             or umask != -1
@@ -261,7 +264,7 @@ def become(order: Start, fds: Sequence[int], channel: Channel) -> int:
     forking.show(order.words)
     forking.place(fds, order.fds)
     gc.unfreeze()
-    sys.path[:1] = [order.folder, *filter(None, order.variables.get("PYTHONPATH", "").split(":"))]
+    sys.path[0] = order.folder
     sys.argv = ["-m", *order.words[3:]]
     return forking.status_of(
         lambda: runpy.run_module(order.words[2], run_name="__main__", alter_sys=True) and None

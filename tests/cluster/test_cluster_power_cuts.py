@@ -63,6 +63,7 @@ class Requests(threading.Thread):
             return paths.socket_in(brokers[next(turns) % len(brokers)].data)
 
         self.work = Work(where, partitions=(0,), timeout=2 * BACK_WITHIN)
+        self.work.retriable += ("StorageError",)  # of a disk that is cut before its broker is
         self.rounds = 0
         self.failures: list[BaseException] = []
         self.stop = threading.Event()

@@ -44,6 +44,7 @@ class Work:
         self._link: RawClient | None = None
         self.committed = self.claimed = self.claims = self.consumed = 0
         self._producer: tuple[int, int] | None = None
+        self.retriable: tuple[str, ...] = RETRIABLE
         self.meanwhile: Callable[[], None] = lambda: None
         """Called while something is not answered."""
 
@@ -59,7 +60,7 @@ class Work:
             except Refusal as error:
                 if error.error == ELSEWHERE:
                     forget()
-                elif error.error not in RETRIABLE:
+                elif error.error not in self.retriable:
                     raise
                 failure = error
             self.meanwhile()

@@ -115,7 +115,7 @@ def test_a_consumer_that_is_stopped(node):
     with (
         node.connect() as client,
         client.admin() as admin,
-        cli_process("consume", topic, "--group", topic, url=node.url) as process,
+        cli_process("consume", topic, "--group", topic, "--follow", url=node.url) as process,
     ):
         for _ in range(3):
             process.stdout.readline()
