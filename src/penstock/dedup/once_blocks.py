@@ -12,9 +12,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from types import TracebackType
-from typing import Any, Final, Protocol, overload
+from typing import Any, Final, overload
 
 from penstock.client.consumer.group.consumed import GroupBatch
+from penstock.client.consumer.records import RecordPlace
 from penstock.client.validation import check_flag, check_text
 from penstock.core.errors import ConfigError, TransactionError
 from penstock.database.statements import check_table, dialect_of, driver_of, execute
@@ -28,21 +29,10 @@ FAILED: Final = 3
 FAILED_PG8000: Final = b"E"
 
 
-class PlacedRecord(Protocol):
-    """A record, or a job of a work queue."""
-
-    @property
-    def topic(self) -> str: ...
-    @property
-    def partition(self) -> int: ...
-    @property
-    def offset(self) -> int: ...
-
-
 IdOf = Callable[[Any], bytes]
 
 
-def place_of(record: PlacedRecord) -> bytes:
+def place_of(record: RecordPlace) -> bytes:
     """The id of a record by its place, for `id_of`: where records come in no order."""
     return f"{record.topic}/{record.partition}/{record.offset}".encode()
 
@@ -156,7 +146,7 @@ class StoreTransaction:
 class OnceRecord(AbstractContextManager[bool]):
     """See `once`: a transaction around the handling of one record."""
 
-    def __init__(self, record: PlacedRecord, transaction: StoreTransaction) -> None:
+    def __init__(self, record: RecordPlace, transaction: StoreTransaction) -> None:
         self._record = record
         self._transaction = transaction
 
@@ -183,7 +173,7 @@ class OnceRecord(AbstractContextManager[bool]):
 class OnceBatch(AbstractContextManager[list[Any]]):
     """See `once`: a transaction around the handling of a batch."""
 
-    def __init__(self, batch: Iterable[PlacedRecord], transaction: StoreTransaction) -> None:
+    def __init__(self, batch: Iterable[RecordPlace], transaction: StoreTransaction) -> None:
         self._batch = batch
         self._transaction = transaction
 
@@ -236,18 +226,18 @@ def _topic_ids(batch: object) -> dict[tuple[str, int], str]:
 
 @overload
 def once(
-    connection: Any, group: str, record: PlacedRecord, *, id_of: IdOf | None = None,
+    connection: Any, group: str, record: RecordPlace, *, id_of: IdOf | None = None,
     table: str = TABLE, commit: bool = True,
 ) -> OnceRecord: ...  # fmt: skip
 @overload
 def once(
-    connection: Any, group: str, record: Iterable[PlacedRecord], *, id_of: IdOf | None = None,
+    connection: Any, group: str, record: Iterable[RecordPlace], *, id_of: IdOf | None = None,
     table: str = TABLE, commit: bool = True,
 ) -> OnceBatch: ...  # fmt: skip
 def once(
     connection: Any,
     group: str,
-    record: PlacedRecord | Iterable[PlacedRecord],
+    record: RecordPlace | Iterable[RecordPlace],
     *,
     id_of: IdOf | None = None,
     table: str = TABLE,
