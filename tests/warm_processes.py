@@ -1,5 +1,5 @@
 """Starts `python -m penstock.server` and `python -m penstock.cli` for tests: forked from a process
-that has imported them, in place of an interpreter that imports them anew (0.1 to 0.3 s of CPU,
+that has imported them, and not by a new interpreter that imports them (0.1 to 0.3 s of CPU,
 thousands of times).
 
 `WarmPopen` takes the place of `subprocess.Popen` in processes of pytest; what it cannot fork it
