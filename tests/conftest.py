@@ -6,6 +6,7 @@ from __future__ import annotations
 import gc
 import os
 
+import fresh_fixtures
 import pytest
 import serial_scheduler
 import warm_processes
@@ -43,6 +44,7 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ.update(PENSTOCK_TEST_TRANSPORT="tcp", PENSTOCK_TRANSPORT="tcp")
     config.addinivalue_line("markers", "over_tcp(yes=True): run over tcp too in the default suite")
     config.addinivalue_line("markers", "local(reason): only makes sense on the node's own host")
+    config.pluginmanager.register(fresh_fixtures)
     if not config.pluginmanager.hasplugin("penstock"):
         config.pluginmanager.register(pytest_plugin, "penstock")
 

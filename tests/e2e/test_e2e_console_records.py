@@ -43,8 +43,8 @@ def test_the_newest_come_first_and_pages_go_on(visitor: Visitor) -> None:
     assert "50 records of 50 offsets" in page
     follow = visitor.last.partition('rel="next"')[0].rpartition('href="')[2].partition('"')[0]
     second = visitor.get(follow.replace("&amp;", "&"))
-    assert "0:50" in second
-    assert "0:49" not in second
+    assert " 0:50 " in second
+    assert " 0:49 " not in second
     assert "penstock consume orders -p 0 -o start -n 50" in page
 
 
