@@ -51,7 +51,7 @@ def test_each_job_has_one_output_whoever_is_killed(transport, monkeypatch, capsy
             )  # fmt: skip
             with node:
                 trial = JobTrial(
-                    node, nursery, seed + number, f"t{number}", others_every=25 if ASKED else 4
+                    node, nursery, seed + number, f"t{number}", others_every=25 if ASKED > 100 else 4
                 )
                 others = [("node", lambda node=node: restarted(node))]
                 if transport == "tcp":
