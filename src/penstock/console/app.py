@@ -17,7 +17,7 @@ from starlette.routing import BaseRoute, Route
 from penstock.console import guard
 from penstock.console.config import ConsoleConfig
 from penstock.console.guard import ConsoleDoor, ConsoleGuard, PeerCheck, Sessions
-from penstock.console.link import NodeLink
+from penstock.console.link import NodeLink, NodePlaces
 from penstock.console.live import LiveEvents
 from penstock.console.sampler import Sampler
 from penstock.console.web import cluster, groups, letters, overview, records, security, topics
@@ -66,10 +66,9 @@ def make_app(
         config.proxy, is_peer_allowed if is_open else None,
     )  # fmt: skip
     live, sessions = LiveEvents(), Sessions()
-    link = NodeLink(config.url, config.keys)
-    sampler = Sampler(
-        config.url, config.keys, lambda figures: live.publish(overview.events(figures))
-    )
+    places = NodePlaces(config.url)
+    link = NodeLink(places, config.keys)
+    sampler = Sampler(places, config.keys, lambda figures: live.publish(overview.events(figures)))
     shell = ConsoleShell(config, door, sessions, link, sampler, live)
 
     @asynccontextmanager

@@ -10,7 +10,7 @@ import asyncio
 import os
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final, TypeVar
 
@@ -23,6 +23,8 @@ SEATS: Final = 4
 """Works at one time, and connections to the node."""
 WAITING_MAX: Final = 64
 """Works that wait for a seat; more are refused."""
+PLACES_MAX: Final = 16
+"""Addresses of brokers that are tried."""
 CONNECT_SECONDS: Final = 2.0
 ANSWER_SECONDS: Final = 10.0
 CLIENT_ID: Final = "penstock-console"
@@ -34,11 +36,38 @@ class BusyError(er.PenstockError):
     """More pages are asked for at once than the console works on."""
 
 
+class NodePlaces:
+    """The address that was given, and those of the brokers that the cluster told of since: where
+    the first one is away, another one is asked. Any thread."""
+
+    def __init__(self, url: str) -> None:
+        self.given = url
+        self._url = url
+
+    @property
+    def url(self) -> str:
+        return self._url
+
+    def learn(self, brokers: Iterable[str]) -> None:
+        """Takes the addresses of brokers that are up. A node that was reached by shared memory has
+        no other place: its rights are those of a user of this host."""
+        prefix = "tcp://"
+        if not self.given.startswith(prefix):
+            return
+        hosts = self.given.removeprefix(prefix).split(",")
+        for each in brokers:
+            host = each.removeprefix(prefix)
+            if each.startswith(prefix) and host not in hosts and len(hosts) < PLACES_MAX:
+                hosts.append(host)
+        self._url = prefix + ",".join(hosts)
+
+
 class ConsoleSeat:
     """A client of the node, made when it is first used."""
 
-    def __init__(self, url: str, keys: str | None) -> None:
-        self.url = url
+    def __init__(self, places: NodePlaces, keys: str | None) -> None:
+        self.url = places.given
+        self._places = places
         self._keys = keys
         self._client: Client | None = None
         self._admin: Admin | None = None
@@ -50,7 +79,7 @@ class ConsoleSeat:
             has_key = self._keys is not None or KEY_VARIABLE in os.environ
             by_key = has_key and self.url.startswith("tcp://")
             self._client = connect(
-                self.url, client_id=CLIENT_ID, timeout=CONNECT_SECONDS, keys=self._keys,
+                self._places.url, client_id=CLIENT_ID, timeout=CONNECT_SECONDS, keys=self._keys,
                 transport="tcp" if by_key else "auto",
             )  # fmt: skip
         return self._client
@@ -62,6 +91,14 @@ class ConsoleSeat:
         if self._admin is None:
             self._admin = self.client.admin(timeout=ANSWER_SECONDS)
         return self._admin
+
+    def read(self, work: Callable[[ConsoleSeat], T]) -> T:
+        """Does what only reads, and once more by a new connection where this one was lost."""
+        try:
+            return work(self)
+        except (er.NotConnectedError, er.ClosedError):
+            self.close()
+            return work(self)
 
     def close(self) -> None:
         client, self._client, self._admin = self._client, None, None
@@ -75,18 +112,17 @@ class ConsoleSeat:
 class NodeLink:
     """The pool. `run` is for the event loop, `close` for any thread."""
 
-    def __init__(self, url: str, keys: str | None = None) -> None:
-        self.url = url
-        self.keys = keys
+    def __init__(self, places: NodePlaces, keys: str | None = None) -> None:
         self._seats: queue.LifoQueue[ConsoleSeat] = queue.LifoQueue()
         for _ in range(SEATS):
-            self._seats.put(ConsoleSeat(url, keys))
+            self._seats.put(ConsoleSeat(places, keys))
         self._pool = ThreadPoolExecutor(SEATS, thread_name_prefix="console")
         self._lock = threading.Lock()
         self._pending = 0
 
-    async def run(self, work: Callable[[ConsoleSeat], T]) -> T:
-        """Does this with a connection. Raises what it raises, and `BusyError`."""
+    async def run(self, work: Callable[[ConsoleSeat], T], *, reads: bool = True) -> T:
+        """Does this with a connection; what only `reads` is done once more where the broker went
+        away meanwhile. Raises what it raises, and `BusyError`."""
         with self._lock:
             if self._pending >= SEATS + WAITING_MAX:
                 raise BusyError(
@@ -94,7 +130,7 @@ class NodeLink:
                     "(WAITING_MAX): try again"
                 )
             self._pending += 1
-        begun = self._pool.submit(self._do, work)
+        begun = self._pool.submit(self._do, work, reads)
         begun.add_done_callback(self._ended)
         return await asyncio.wrap_future(begun)
 
@@ -102,10 +138,10 @@ class NodeLink:
         with self._lock:
             self._pending -= 1
 
-    def _do(self, work: Callable[[ConsoleSeat], T]) -> T:
+    def _do(self, work: Callable[[ConsoleSeat], T], reads: bool) -> T:
         seat = self._seats.get()
         try:
-            return work(seat)
+            return seat.read(work) if reads else work(seat)
         except (er.NotConnectedError, er.ClosedError, er.PenstockTimeout):
             seat.close()
             raise

@@ -17,10 +17,12 @@ from typing import Final
 from penstock.cli.cluster import troubles
 from penstock.cli.diagnosis import HELD_MIN, judge_group, judge_transaction
 from penstock.client.admin.admin import topic_page
+from penstock.client.admin.cluster import ClusterDescription
 from penstock.client.admin.groups import SHARED
 from penstock.client.admin.topic_listing import TopicSummary
 from penstock.client.deadletters.story import SUFFIX
-from penstock.console.link import ConsoleSeat
+from penstock.console.link import ConsoleSeat, NodePlaces
+from penstock.console.pages.cluster import changes
 from penstock.console.pages.links import page_link
 from penstock.console.pages.overview import Figures, GroupFigures, Trouble
 from penstock.core import errors as er
@@ -43,6 +45,8 @@ GROUPS_MAX: Final = 50
 """Groups that one look describes; the others follow in the next ones, in turn."""
 LAGS_KEPT: Final = 500
 """Groups whose history is kept."""
+CHANGES_KEPT: Final = 50
+"""Changes of the cluster that its page goes back."""
 
 
 @dataclass(slots=True)
@@ -64,8 +68,11 @@ class History:
 class Sampler:
     """A thread of its own. `on_look` hears of each look, in that thread."""
 
-    def __init__(self, url: str, keys: str | None, on_look: Callable[[Figures], None]) -> None:
-        self._seat = ConsoleSeat(url, keys)
+    def __init__(
+        self, places: NodePlaces, keys: str | None, on_look: Callable[[Figures], None]
+    ) -> None:
+        self._places = places
+        self._seat = ConsoleSeat(places, keys)
         self._on_look = on_look
         self._wake = threading.Event()
         self._is_closed = False
@@ -76,6 +83,9 @@ class Sampler:
         self.watchers = 0
         self.history = History()
         self.lags: dict[str, deque[tuple[float, int]]] = {}
+        self._cluster: ClusterDescription | None = None
+        self.changes: deque[tuple[float, str]] = deque(maxlen=CHANGES_KEPT)
+        """Of the cluster, the newest last: when, and what."""
         self.rates: dict[str, tuple[float, float]] = {}
         """By topic: records and bytes a second."""
         self.figures: Figures | None = None
@@ -109,7 +119,7 @@ class Sampler:
 
     def _look(self) -> None:
         try:
-            figures = self.look()
+            figures = self._seat.read(lambda _: self.look())
         except (er.PenstockError, OSError) as error:
             logger.info("the node cannot be looked at: %s", error)
             figures = Figures(at=time.time(), away=str(error))
@@ -234,6 +244,10 @@ class Sampler:
 
     def _look_at_cluster(self, figures: Figures) -> None:
         found = self._seat.admin.describe_cluster()
+        self._places.learn(each.url for each in found.brokers)
+        if self._cluster is not None:
+            self.changes.extend((figures.at, text) for text in changes(self._cluster, found))
+        self._cluster = found
         figures.brokers = len(found.brokers)
         figures.brokers_up = sum(each.state == "up" for each in found.brokers)
         figures.ill_partitions = found.ill_partitions

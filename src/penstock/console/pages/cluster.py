@@ -59,6 +59,37 @@ def places(found: Sequence[PartitionPlace]) -> PageTable:
     )  # fmt: skip
 
 
+def changes(before: ClusterDescription, now: ClusterDescription) -> list[str]:
+    """Tells the changes between two looks, one line each."""
+    said = []
+    known = {each.broker: each for each in before.brokers}
+    for each in now.brokers:
+        was = known.get(each.broker)
+        if was is not None and was.state != each.state:
+            said.append(_moved(was, each))
+    if before.controller != now.controller:
+        who = "no broker" if now.controller < 0 else f"broker {now.controller}"
+        said.append(f"{who} is the active controller, in term {now.term}")
+    if now.leaderless != before.leaderless:
+        said.append(f"{counted(now.leaderless, 'partition')} without a leader: none of their "
+                    "in-sync replicas is up" if now.leaderless
+                    else "each partition has a leader again")  # fmt: skip
+    if before.ill_partitions and not now.ill_partitions:
+        said.append("all replicas are in sync again")
+    if before.broker != now.broker:
+        said.append(f"the console asks broker {now.broker} now, and no longer {before.broker}")
+    return said
+
+
+def _moved(was: BrokerInfo, now: BrokerInfo) -> str:
+    if now.state == "up":
+        return f"broker {now.broker} is back"
+    told = f"broker {now.broker} is {'gone' if now.state == 'fenced' else now.state}"
+    if not was.leads:
+        return told
+    return f"{told}: it led {counted(was.leads, 'partition')}, and leads {now.leads} now"
+
+
 def _numbers(brokers: Sequence[int]) -> str:
     return ", ".join(map(str, brokers)) or "-"
 

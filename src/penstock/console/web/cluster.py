@@ -27,7 +27,8 @@ BROKER_MAX: Final = 65_535
 
 async def cluster(shell: ConsoleShell, request: Request) -> Response:
     model = await shell.ask(_look)
-    return shell.page(request, "cluster.html", model=model, node=model.node)
+    lately = reversed(shell.sampler.changes)
+    return shell.page(request, "cluster.html", model=model, node=model.node, lately=[*lately])
 
 
 def _look(seat: ConsoleSeat) -> ClusterPageModel:

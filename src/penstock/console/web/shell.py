@@ -78,7 +78,7 @@ class ConsoleShell:
         self._pages = PageTemplates()
 
     async def ask(self, work: Callable[[ConsoleSeat], T]) -> T:
-        """Asks the node in a thread."""
+        """Asks the node in a thread; nothing is changed by that."""
         return await self.link.run(work)
 
     def page(self, request: Request, template: str, status: int = 200, **values: Any) -> Response:
@@ -123,7 +123,7 @@ class ConsoleShell:
             )
         if name is not None and typed != name:
             raise RefusedActionError(400, f"nothing was done: type {name} to say that it may")
-        return self.done(await self.ask(lambda seat: action.do(seat, form)))
+        return self.done(await self.link.run(lambda seat: action.do(seat, form), reads=False))
 
     async def _guarded(
         self, show: Callable[[Request], Awaitable[Response]], request: Request
