@@ -105,7 +105,7 @@ def tiles(figures: Figures) -> list[Tile]:
         Tile("groups", "Groups", str(figures.groups), counted(figures.clients, "client"),
              "/groups"),
         Tile("dead", "Dead letters", human_count(dead),
-             f"in {counted(len(figures.dead_letters), 'topic')}", "/letters"),
+             f"in {counted(len(figures.dead_letters), 'topic')}{seen}", "/letters"),
         Tile("topics", "Topics", human_count(figures.topics),
              counted(figures.partitions, "partition"), "/topics"),
     ]  # fmt: skip

@@ -8,28 +8,16 @@ from typing import Any, Final
 
 from penstock.cli import values
 from penstock.cli.output import counted, human_bytes
-from penstock.client.admin.admin import TopicDescription
+from penstock.client.admin.admin import PartitionDescription, TopicDescription
 from penstock.client.admin.groups import GroupDescription
 from penstock.client.admin.hot_keys import HotPartition
-from penstock.client.admin.topic_listing import TopicSummary
 from penstock.client.admin.trim import TrimResult
 from penstock.console.pages.links import command, page_link
 from penstock.console.pages.plans import ActionPlan, PageTable, table
 from penstock.console.pages.records import preview
 
-TOPICS_SHOWN: Final = 50
-"""Topics of a page."""
 PARTITIONS_SHOWN: Final = 100
 """Partitions of a topic's page."""
-
-
-@dataclass(frozen=True, slots=True)
-class TopicList:
-    """A page of topics. `after`: where the next page begins; None: this is the last."""
-
-    topics: tuple[TopicSummary, ...]
-    search: str
-    after: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +34,8 @@ class TopicReader:
 
 @dataclass(frozen=True, slots=True)
 class TopicPageModel:
-    """One topic. `first`: the first partition shown; `readers_left`: groups not looked at."""
+    """One topic. `first`: the first of the `count` partitions that is shown, which are all of
+    `total`, or only those that are `ill`; `readers_left`: groups not looked at."""
 
     name: str
     topic_id: str
@@ -55,6 +44,8 @@ class TopicPageModel:
     nbytes: int
     partitions: tuple[Any, ...]
     count: int
+    total: int
+    ill: bool
     first: int
     is_clustered: bool
     readers: tuple[TopicReader, ...]
@@ -68,19 +59,28 @@ class TopicPageModel:
 
 
 def topic_model(
-    topic: TopicDescription, groups: Iterable[GroupDescription], first: int, readers_left: int = 0
-) -> TopicPageModel:
-    """The page of a topic, from its `first` partition on."""
+    topic: TopicDescription, groups: Iterable[GroupDescription], first: int, readers_left: int = 0,
+    *, ill: bool = False,
+) -> TopicPageModel:  # fmt: skip
+    """The page of a topic, from its `first` partition on, or of those that are not well."""
     parts = topic.partitions
+    shown = [part for part in parts if not ill or is_ill(part)]
+    first = min(first, max(0, len(shown) - 1))
     known = [(key, values.setting(key, value)) for key, value in topic.settings.items()]
     return TopicPageModel(
         topic.name, topic.topic_id, tuple(known),
         sum(max(0, part.high_watermark - part.log_start) for part in parts),
         sum(part.counters["bytes"] for part in parts),
-        tuple(parts[first : first + PARTITIONS_SHOWN]), len(parts), first,
+        tuple(shown[first : first + PARTITIONS_SHOWN]), len(shown), len(parts), ill, first,
         any(part.replicas for part in parts), tuple(readers(topic, groups)), readers_left,
         topic.disk["level"],
     )  # fmt: skip
+
+
+def is_ill(part: PartitionDescription) -> bool:
+    """Whether it takes nothing, nobody leads it, or not all replicas are in sync."""
+    is_led = part.leader is not None or not part.replicas
+    return part.status != "online" or not is_led or len(part.isr) < len(part.replicas)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
@@ -25,6 +26,7 @@ from penstock.console.pages.letters import (
 from penstock.console.pages.links import page_link
 from penstock.console.pages.plans import ActionDone, ActionPlan
 from penstock.console.pages.topics import trim_plan
+from penstock.console.topic_search import find_topics
 from penstock.console.web.shell import Action, Form, integer, wanted
 from penstock.core import errors as er
 
@@ -43,7 +45,6 @@ REPLAY_SECONDS: Final = 20.0
 """After which a dry run, and a replay, end where they are; done again a replay goes on."""
 TOLD_MAX: Final = 1000
 """Dead letters that a dry run keeps to show."""
-LOOKS_MAX: Final = 40
 
 
 # --- pages ----------------------------------------------------------------------------------------
@@ -51,24 +52,17 @@ async def letters(shell: ConsoleShell, request: Request) -> Response:
     query = request.query_params
     topic = query.get("topic", "").strip()
     if not topic:
-        found = await shell.ask(_topics)
+        behind = query.get("after", "")
+        found = await shell.ask(
+            lambda seat: find_topics(
+                partial(topic_page, seat.admin), lambda name: name.endswith(SUFFIX), behind
+            )
+        )
         return shell.page(request, "letters.html", topics=found, model=None, given={})
     given = {name: query.get(name, "").strip() for name in ("where", "partition", "places")}
     is_asked = query.get("counts") == "yes"
     model = await shell.ask(lambda seat: _letters(seat, topic, given, is_asked))
-    return shell.page(request, "letters.html", topics=[], model=model, given=given)
-
-
-def _topics(seat: ConsoleSeat) -> list[tuple[str, int]]:
-    """Topics of dead letters by their usual names, with how many offsets each keeps."""
-    found, after = [], ""
-    for _ in range(LOOKS_MAX):
-        page = topic_page(seat.admin, after)
-        found += [(one.name, one.offsets) for one in page.topics if one.name.endswith(SUFFIX)]
-        if not (page.more and page.topics):
-            break
-        after = page.topics[-1].name
-    return found
+    return shell.page(request, "letters.html", topics=None, model=model, given=given)
 
 
 def _letters(seat: ConsoleSeat, topic: str, given: dict[str, str], is_asked: bool) -> Any:

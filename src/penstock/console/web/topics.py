@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from penstock.cli import values
@@ -12,8 +13,6 @@ from penstock.client.admin.topic_config import TopicConfig
 from penstock.console.pages.links import command, page_link
 from penstock.console.pages.plans import ActionDone, ActionPlan
 from penstock.console.pages.topics import (
-    TOPICS_SHOWN,
-    TopicList,
     alter_plan,
     create_plan,
     delete_plan,
@@ -22,6 +21,7 @@ from penstock.console.pages.topics import (
     topic_model,
     trim_plan,
 )
+from penstock.console.topic_search import find_topics
 from penstock.console.web.shell import Action, Form, integer, wanted
 from penstock.core import errors as er
 
@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from penstock.console.link import ConsoleSeat
     from penstock.console.web.shell import ConsoleShell
 
-LOOKS_MAX: Final = 40
-"""Requests for one page of a search, of 80 topics each; the next page goes on."""
 HOT_PARTITIONS_MAX: Final = 16
 """Partitions of a topic that are looked at for hot keys."""
 GROUPS_MAX: Final = 50
@@ -50,35 +48,25 @@ SETTINGS: Final = (
 async def topics(shell: ConsoleShell, request: Request) -> Response:
     query = request.query_params
     search, after = query.get("q", "").strip(), query.get("after", "")
-    found = await shell.ask(lambda seat: listed(seat.admin, search, after))
-    return shell.page(request, "topics.html", found=found, rates=shell.sampler.rates)
-
-
-def listed(admin: Admin, search: str, after: str) -> TopicList:
-    """Topics whose names contain `search`, behind `after`."""
-    found: list[Any] = []
-    for _ in range(LOOKS_MAX):
-        page = topic_page(admin, after)
-        for each in page.topics:
-            after = each.name
-            if search.lower() in each.name.lower():
-                found.append(each)
-                if len(found) == TOPICS_SHOWN:
-                    is_last = not page.more and each is page.topics[-1]
-                    return TopicList(tuple(found), search, None if is_last else after)
-        if not (page.more and page.topics):
-            return TopicList(tuple(found), search, None)
-    return TopicList(tuple(found), search, after)
+    part = search.lower()
+    found = await shell.ask(
+        lambda seat: find_topics(
+            partial(topic_page, seat.admin), lambda name: part in name.lower(), after
+        )
+    )
+    rates = shell.sampler.rates
+    return shell.page(request, "topics.html", found=found, search=search, rates=rates)
 
 
 async def topic(shell: ConsoleShell, request: Request) -> Response:
     query = request.query_params
     name, first = wanted(query, "name"), integer(query.get("from"), "from") or 0
+    ill = query.get("only") == "ill"
 
     def look(seat: ConsoleSeat) -> Any:
         described = seat.admin.describe_topic(name)
         groups, left = reading(seat.admin)
-        return topic_model(described, groups, first, left)
+        return topic_model(described, groups, first, left, ill=ill)
 
     model = await shell.ask(look)
     rate = shell.sampler.rates.get(name)
