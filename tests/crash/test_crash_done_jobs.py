@@ -19,6 +19,8 @@ from seeds import seed_of, tell
 
 ASKED = int(os.environ.get("PENSTOCK_CRASH_ROUNDS", "0"))
 FEW = 8
+OTHERS_EVERY = 25 if ASKED > 100 else 4
+"""Rounds from one kill of the node, its writers or its gateway to the next."""
 ROUNDS_PER_NODE = 500
 """A node and its topics are new after so many."""
 
@@ -51,7 +53,11 @@ def test_each_job_has_one_output_whoever_is_killed(transport, monkeypatch, capsy
             )  # fmt: skip
             with node:
                 trial = JobTrial(
-                    node, nursery, seed + number, f"t{number}", others_every=25 if ASKED > 100 else 4
+                    node,
+                    nursery,
+                    seed + number,
+                    f"t{number}",
+                    others_every=25 if ASKED > 100 else 4,
                 )
                 others = [("node", lambda node=node: restarted(node))]
                 if transport == "tcp":
