@@ -22,6 +22,7 @@ from starlette.testclient import TestClient
 from penstock.console.app import make_app
 from penstock.console.config import ConsoleConfig
 from penstock.console.live import LISTENERS_MAX
+from penstock.console.sampler import Sampler
 from penstock.console.server import ConsoleServer
 from penstock.core.errors import ConfigError
 from penstock.testing import Broker, produce, wait_until
@@ -35,9 +36,19 @@ def visitor(node: Broker) -> Iterator[Visitor]:
         yield found
 
 
+def test_an_overview_before_the_first_look_is_loaded_again_with_it(
+    node: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Sampler, "start", lambda _: None)
+    with visiting(node.url) as visitor:
+        visitor.get("/")
+        assert "data-until-seen" in visitor.last
+
+
 def test_the_overview_says_in_one_sentence_that_all_is_well(visitor: Visitor) -> None:
     wait_until(lambda: "counting" not in visitor.get("/"), what="two looks")
     text = visitor.get("/")
+    assert "data-until-seen" not in visitor.last
     assert "All is well." in text
     assert "Topics 1 3 partitions" in text
     known = json.loads(visitor.client.get("/history").text)

@@ -25,8 +25,7 @@
   function hear(news) {
     dot.className = "dot " + (news.away ? "off" : "on");
     dot.title = news.away ? "the node is away" : "live";
-    const away = document.querySelector("[data-away]");
-    if (away) {
+    if (document.querySelector("[data-until-seen]")) { // made before the node was looked at
       if (!news.away) location.reload();
       return;
     }

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 async def overview(shell: ConsoleShell, request: Request) -> Response:
     figures = shell.sampler.figures
+    is_seen = figures is not None
     if figures is None:  # the first look is not over
         figures = await shell.ask(lambda seat: _first(seat.admin))
     if figures.away:
@@ -38,7 +39,7 @@ async def overview(shell: ConsoleShell, request: Request) -> Response:
     sentence, is_well = verdict(figures)
     return shell.page(
         request, "overview.html", tiles=tiles(figures), sentence=sentence, is_well=is_well,
-        figures=figures, troubles=figures.troubles[:TROUBLES_SHOWN],
+        is_seen=is_seen, figures=figures, troubles=figures.troubles[:TROUBLES_SHOWN],
         more=max(0, len(figures.troubles) - TROUBLES_SHOWN),
     )  # fmt: skip
 
