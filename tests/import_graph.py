@@ -21,7 +21,7 @@ FLOORS = (
     ("client",),
     ("server", "database"),
     ("outbox", "dedup", "kombu", "taskiq"),
-    ("logcheck",),
+    ("logcheck", "operations"),
     ("testing", "spark", "cli", "console", "demo", "bench"),
 )
 """From the ground up. Rooms of one floor may import each other but for `ipc` and `cluster`."""

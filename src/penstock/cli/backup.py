@@ -11,6 +11,7 @@ import typer
 from penstock.cli import output
 from penstock.cli.command import Env, command
 from penstock.cli.progress import ProgressBar
+from penstock.operations import wording
 
 Folder = Annotated[str, typer.Argument(metavar="DIR", help="The backup's folder.")]
 Topics = Annotated[
@@ -39,7 +40,8 @@ def backup(env: Env, folder: Folder, topic: Topics = None) -> None:
     for gap in run.gaps:
         env.say(f"penstock: {gap} were deleted before this run: the backup has a gap there")
     env.say(
-        f"{output.counted(run.records, 'new record')} of {output.counted(run.topics, 'topic')} and "
-        f"offsets of {output.counted(run.groups, 'group')} in {folder}, "
-        f"{output.human_bytes(run.bytes)}, in {output.human_seconds(time.monotonic() - begun)}"
+        f"{wording.counted(run.records, 'new record')} of "
+        f"{wording.counted(run.topics, 'topic')} and offsets of "
+        f"{wording.counted(run.groups, 'group')} in {folder}, "
+        f"{wording.human_bytes(run.bytes)}, in {wording.human_seconds(time.monotonic() - begun)}"
     )

@@ -11,6 +11,7 @@ import typer
 from penstock.cli import output
 from penstock.cli.command import Env, command
 from penstock.cli.topics import for_each
+from penstock.operations import wording
 
 
 def make(settings: dict[str, Any]) -> typer.Typer:
@@ -41,7 +42,7 @@ def list_clients(
         ["ID", "KIND", "CLIENT ID", "PRINCIPAL", "BY", "FROM", "CONNECTED"],
         [
             [each.id, each.kind, each.client_id or "-", each.principal, each.transport,
-             each.address or f"pid {each.pid}", output.human_age(max(0.0, now - each.since))]
+             each.address or f"pid {each.pid}", wording.human_age(max(0.0, now - each.since))]
             for each in found
         ],
     )  # fmt: skip

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import msgspec
 import typer
 
-from penstock.cli import output, values
+from penstock.cli import output
 from penstock.cli.asking import confirm
 from penstock.cli.command import Env, ExitCode, command
 from penstock.cli.describe import numbers
 from penstock.cli.progress import ProgressBar
 from penstock.core import errors as er
+from penstock.operations import values, wording
 
 if TYPE_CHECKING:
     from penstock.client.admin.admin import (
@@ -64,8 +65,8 @@ def describe(
     )
     when = "" if found.controller >= 0 else "as it was while there was a controller: "
     output.write_line(
-        f"  {when}{output.counted(found.topics, 'topic')}, "
-        f"{output.counted(found.partitions, 'partition')}: {_summary(found)}"
+        f"  {when}{wording.counted(found.topics, 'topic')}, "
+        f"{wording.counted(found.partitions, 'partition')}: {_summary(found)}"
     )
     output.write_columns(
         ["BROKER", "STATE", "EPOCH", "LEADS", "REPLICAS", "IN-SYNC", "RACK", "URL"],
@@ -95,8 +96,8 @@ def health(env: Env) -> int:
         output.write_json({"healthy": not said, "troubles": said, **_fields(found)})
     elif not said:
         output.write_line(
-            f"all is well: {output.counted(len(found.brokers), 'broker')}, "
-            f"{output.counted(found.partitions, 'partition')}, all replicas in sync"
+            f"all is well: {wording.counted(len(found.brokers), 'broker')}, "
+            f"{wording.counted(found.partitions, 'partition')}, all replicas in sync"
         )
     else:
         for trouble in said:
@@ -108,7 +109,7 @@ def health(env: Env) -> int:
             if each.broker in found.drained:
                 output.write_line(
                     f"broker {each.broker} is drained for maintenance, and leads "
-                    f"{output.counted(each.leads, 'partition')}"
+                    f"{wording.counted(each.leads, 'partition')}"
                 )
     return ExitCode.FAILED if said else ExitCode.DONE
 
@@ -141,7 +142,7 @@ def elect(
     with env.admin() as admin:
         changed = admin.elect_leaders(topic, partition, unclean=unclean)
     lost = ": what it does not have is lost" if unclean and changed else ""
-    env.say(f"{output.counted(changed, 'partition')} got another leader{lost}")
+    env.say(f"{wording.counted(changed, 'partition')} got another leader{lost}")
 
 
 def reassign(
@@ -178,7 +179,7 @@ def reassign(
         else:
             admin.reassign_partition(topic, number, replicas, replication_factor=replication_factor)
     what = topic if number is None else f"{topic}-{number}"
-    to = brokers or output.counted(replication_factor or 0, "replica")
+    to = brokers or wording.counted(replication_factor or 0, "replica")
     env.say(
         f"{what} moves to {to}: `penstock cluster describe {topic}` shows targets until then, and "
         "`penstock cluster health` says when all replicas are in sync"
@@ -240,7 +241,7 @@ def drain(
         env.say(f"broker {broker} leads nothing: stop it, or --undo")
         return ExitCode.DONE
     env.say(
-        f"broker {broker} still leads {output.counted(found.leads, 'partition')}, of which nobody "
+        f"broker {broker} still leads {wording.counted(found.leads, 'partition')}, of which nobody "
         f"else could lead {found.stuck_partitions}. The drain goes on: each moves once another "
         "replica of it is in sync"
     )
@@ -330,7 +331,7 @@ def troubles(found: ClusterDescription) -> list[str]:
         elif member.node not in registered:
             said.append(f"broker {member.node} is not registered: it is starting")
     if found.ill_partitions:
-        said.append(f"{output.counted(found.partitions, 'partition')}: {_summary(found)}")
+        said.append(f"{wording.counted(found.partitions, 'partition')}: {_summary(found)}")
     return said
 
 
@@ -366,7 +367,7 @@ def _missing(place: PartitionPlace, it: UncleanRecovery) -> str:
     return (
         f"{place.topic}-{place.partition} may miss what was committed from {first} on{known}: "
         f"broker {it.leader} was elected in epoch {it.leader_epoch} without a clean replica, "
-        f"{output.iso_time(int(it.at * 1e6))}"
+        f"{wording.iso_time(int(it.at * 1e6))}"
     )
 
 

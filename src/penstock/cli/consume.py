@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import typer
 
-from penstock.cli import output, values
+from penstock.cli import output
 from penstock.cli.command import Env, ExitCode, Guarantee, command
 from penstock.core import errors as er
+from penstock.operations import values
 
 if TYPE_CHECKING:
     from penstock.cli.showing import Render

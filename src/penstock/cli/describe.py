@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from penstock.cli import output, values
+from penstock.cli import output
 from penstock.cli.command import Env
 from penstock.observe.files import OnDisk, look
+from penstock.operations import values, wording
 
 if TYPE_CHECKING:
     from penstock.client.admin.admin import Admin, TopicDescription
@@ -54,7 +55,7 @@ def describe_hot_keys(env: Env, admin: Admin, name: str) -> None:
     output.write_columns(
         ["PARTITION", "SAMPLED", "RECORDS/S", "LOAD", "SHARE", "KEY"],
         [
-            [one.partition, one.sampled, output.human_count(one.rate), f"{one.load:.0%}",
+            [one.partition, one.sampled, wording.human_count(one.rate), f"{one.load:.0%}",
              f"{key.share:.1%}", "(none)" if key.key is None else text_of(key.key)]
             for one in found
             for key in one.keys
@@ -111,7 +112,7 @@ def _write(
 ) -> None:
     line = f"topic {topic.name}  id {topic.topic_id}  {offsets_held(topic)} offsets"
     if disk is not None:
-        line += f"  {output.human_bytes(sum(found.disk_bytes for found in disk))} on disk"
+        line += f"  {wording.human_bytes(sum(found.disk_bytes for found in disk))} on disk"
     output.write_line(line)
     known = {key: value for key, value in topic.settings.items() if value is not None}
     known.pop("partitions", None)
@@ -144,13 +145,13 @@ def _write(
     if disk is not None:
         heads += ["segments", "size", "earliest", "latest"]
         for row, found in zip(rows, disk, strict=True):
-            row += [found.segments, output.human_bytes(found.disk_bytes),
+            row += [found.segments, wording.human_bytes(found.disk_bytes),
                     _moment(found.earliest), _moment(found.latest)]  # fmt: skip
     if rates is not None:
         heads += [f"{key}/s" for key in RATES]
         for row, rate in zip(rows, rates, strict=True):
-            row += [output.human_count(rate["records"]), output.human_bytes(rate["bytes"]),
-                    output.human_count(rate["batches"])]  # fmt: skip
+            row += [wording.human_count(rate["records"]), wording.human_bytes(rate["bytes"]),
+                    wording.human_count(rate["batches"])]  # fmt: skip
     if env.is_wide:
         heads += topic.partitions[0].counters if topic.partitions else {}
         for row, part in zip(rows, topic.partitions, strict=True):
@@ -174,5 +175,5 @@ def _moment(timestamp: int | None) -> str | None:
     """Returns the time to the second."""
     if timestamp is None:
         return None
-    text = output.iso_time(timestamp)
+    text = wording.iso_time(timestamp)
     return text[:19] + "Z" if text.endswith("Z") else text

@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from penstock.cli import output, values
+from penstock.cli import output
 from penstock.cli.asking import confirm
 from penstock.cli.command import Env, ExitCode, command
 from penstock.cli.progress import ProgressBar
 from penstock.cli.showing import json_fields
 from penstock.cli.trim import show_trimmed
 from penstock.core import errors as er
+from penstock.operations import values, wording
 
 if TYPE_CHECKING:
     from penstock.client.deadletters.queue import DeadLetterQueue
@@ -132,7 +133,7 @@ def write_letters(env: Env, letters: Iterable[DeadLetter]) -> None:
         heads += ["WORKER", "AGAIN", "VALUE"]
     rows = []
     for one in letters:
-        row = [place_text(one), output.iso_time(one.record.timestamp), printable(one.topic),
+        row = [place_text(one), wording.iso_time(one.record.timestamp), printable(one.topic),
                one.partition, one.offset, printable(one.group), one.deliveries, one.replays,
                printable(one.key)]  # fmt: skip
         if env.is_wide:
@@ -161,9 +162,9 @@ def show(
     lines = [
         f"dead letter  {place_text(one)} of {queue.topic}{sent}",
         f"record       {one.topic}-{one.partition} at {one.offset}",
-        f"sent at      {'-' if one.timestamp is None else output.iso_time(one.timestamp)}",
-        f"died at      {output.iso_time(one.record.timestamp)}",
-        f"group        {one.group}, tried {output.counted(one.deliveries, 'time')}",
+        f"sent at      {'-' if one.timestamp is None else wording.iso_time(one.timestamp)}",
+        f"died at      {wording.iso_time(one.record.timestamp)}",
+        f"group        {one.group}, tried {wording.counted(one.deliveries, 'time')}",
         f"sent again   {one.replays} before, {'and since' if one.is_replayed else 'not since'}",
         f"reason       {one.reason}",
         f"key          {text_of(one.key)}",
@@ -191,10 +192,10 @@ def stats(
     if env.is_json:
         output.write_json(asdict(found))
         return
-    age = "" if found.oldest is None else f", oldest {output.iso_time(int(found.oldest * 1e6))}"
+    age = "" if found.oldest is None else f", oldest {wording.iso_time(int(found.oldest * 1e6))}"
     output.write_line(
-        f"{queue.topic}: {output.counted(found.open, 'dead letter')} "
-        f"({output.human_bytes(found.value_bytes)}){age}; {found.replayed} sent again; "
+        f"{queue.topic}: {wording.counted(found.open, 'dead letter')} "
+        f"({wording.human_bytes(found.value_bytes)}){age}; {found.replayed} sent again; "
         f"{found.damaged} damaged; {found.foreign} other records"
     )
     rows = []
@@ -354,7 +355,7 @@ def place_text(letter: DeadLetter) -> str:
 
 def time_text(seconds: float) -> str:
     """Of a header that anybody may have written."""
-    return output.iso_time(int(seconds * 1e6)) if abs(seconds) < 1e12 else str(seconds)
+    return wording.iso_time(int(seconds * 1e6)) if abs(seconds) < 1e12 else str(seconds)
 
 
 def text_of(data: bytes | None) -> str:

@@ -9,6 +9,7 @@ import typer
 
 from penstock.cli import output
 from penstock.cli.command import Env, ExitCode, command
+from penstock.operations import wording
 
 
 def add_to(app: typer.Typer) -> None:
@@ -33,6 +34,6 @@ def doctor(
             output.write_line(f"{mark}  {each.subject}: {each.what}")
             output.write_line(f"       do: {each.advice}")
         wrong = sum(each.is_wrong for each in found.findings)
-        said = f"{output.counted(wrong, 'thing')} wrong" if wrong else "nothing is wrong"
+        said = f"{wording.counted(wrong, 'thing')} wrong" if wrong else "nothing is wrong"
         output.write_line(f"{said}; looked at {', '.join(found.looked_at) or 'the host alone'}")
     return ExitCode.DONE if found.is_well else ExitCode.FAILED

@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from penstock.cli import output, values
+from penstock.cli import output
 from penstock.cli.asking import confirm
 from penstock.cli.command import Env, command
 from penstock.cli.peek import peek
 from penstock.cli.scaling import scale
 from penstock.cli.topics import for_each
 from penstock.core import errors as er
+from penstock.operations import values, wording
 
 if TYPE_CHECKING:
     from penstock.client.admin.admin import Admin
@@ -106,14 +107,14 @@ def _write(env: Env, group: GroupDescription, shares: ShareGroupDescription | No
         return
     head = (
         f"{group.group}: {group.guarantee or 'no guarantee yet'}, {group.state}, generation "
-        f"{group.generation}, {output.counted(len(group.members), 'member')}"
+        f"{group.generation}, {wording.counted(len(group.members), 'member')}"
     )
     if shares is not None:
         output.write_line(f"{head}, lag {shares.lag}, drained in {_drain(shares.drain_seconds)}")
         _write_share(shares)
     else:
         output.write_line(
-            f"{head}, lag {_lag(group)} ({output.human_age(group.lag_seconds)}), "
+            f"{head}, lag {_lag(group)} ({wording.human_age(group.lag_seconds)}), "
             f"drained in {_drain(group.drain_seconds)}, skipped {group.skipped}"
         )
         if group.partitions:
@@ -130,7 +131,7 @@ def _write(env: Env, group: GroupDescription, shares: ShareGroupDescription | No
 
 
 def _drain(seconds: float | None) -> str:
-    return "-" if seconds is None else output.human_age(seconds)
+    return "-" if seconds is None else wording.human_age(seconds)
 
 
 def _lease(shares: ShareGroupDescription) -> str:
@@ -143,7 +144,7 @@ def _lease(shares: ShareGroupDescription) -> str:
 
 def _doubles(shares: ShareGroupDescription) -> str:
     left_out = shares.counts.get("duplicates", 0)
-    return f", {output.counted(left_out, 'duplicate')} left out" if left_out else ""
+    return f", {wording.counted(left_out, 'duplicate')} left out" if left_out else ""
 
 
 def _write_share(shares: ShareGroupDescription) -> None:
@@ -151,14 +152,14 @@ def _write_share(shares: ShareGroupDescription) -> None:
     output.write_line(
         f"shared: {times} deliveries, backoff {shares.backoff[0]:g} to {shares.backoff[1]:g} s, "
         f"{_lease(shares)}"
-        f"{output.counted(shares.lag, 'record')} not done, the oldest that is ready since "
-        f"{output.human_age(shares.ready_seconds)}{_doubles(shares)}"
+        f"{wording.counted(shares.lag, 'record')} not done, the oldest that is ready since "
+        f"{wording.human_age(shares.ready_seconds)}{_doubles(shares)}"
     )
     now = time.time()
     if (pause := shares.pause) is not None:
         who = f"by {pause.by}" if pause.by else "by its breaker"
         output.write_line(
-            f"paused since {output.human_age(max(0.0, now - pause.since))} {who}"
+            f"paused since {wording.human_age(max(0.0, now - pause.since))} {who}"
             + (f": {pause.reason}" if pause.reason else "")
         )
     if shares.partitions:
@@ -168,7 +169,7 @@ def _write_share(shares: ShareGroupDescription) -> None:
             [
                 [one.topic, one.partition, one.floor, one.frontier, one.end, one.ready,
                  one.waiting, one.leased, one.condemned, one.behind, one.lag,
-                 output.human_age(None if one.next_due is None else max(0, one.next_due - now))]
+                 wording.human_age(None if one.next_due is None else max(0, one.next_due - now))]
                 for one in shares.partitions
             ],
         )  # fmt: skip
@@ -184,16 +185,16 @@ def _write_partitions(env: Env, group: GroupDescription) -> None:
              "STATUS", "MEMBER"]  # fmt: skip
     rows = [
         [one.topic, one.partition, one.committed, one.high_watermark, one.lag,
-         output.human_age(one.lag_seconds), one.in_hand,
-         output.human_age(None if one.committed_at is None else max(0, now - one.committed_at)),
-         output.human_age(polled.get(one.member_id)), one.status, one.member_id]
+         wording.human_age(one.lag_seconds), one.in_hand,
+         wording.human_age(None if one.committed_at is None else max(0, now - one.committed_at)),
+         wording.human_age(polled.get(one.member_id)), one.status, one.member_id]
         for one in group.partitions
     ]  # fmt: skip
     if env.is_wide:
         heads += ["POSITION", "COMMITTED AT"]
         for row, one in zip(rows, group.partitions, strict=True):
             at = one.committed_at
-            row += [one.position, None if at is None else output.iso_time(round(at * 1e6))]
+            row += [one.position, None if at is None else wording.iso_time(round(at * 1e6))]
     output.write_columns(heads, rows)
     for one in group.partitions:
         if one.status not in (None, "OK"):
@@ -207,7 +208,7 @@ def _lag(group: GroupDescription) -> str:
         return str(group.lag)
     if unknown == len(group.partitions):
         return "unknown"
-    return f"{group.lag}, unknown in {output.counted(unknown, 'partition')}"
+    return f"{group.lag}, unknown in {wording.counted(unknown, 'partition')}"
 
 
 def seek(
@@ -323,8 +324,8 @@ def _question(group: str, foretold: list[OffsetReset], of: str) -> str:
     again = sum(one.redelivers for one in foretold)
     past = sum(one.skips for one in foretold)
     return (
-        f"Let group {group} go on elsewhere in {output.counted(len(foretold), 'partition')}{of} "
-        f"({output.counted(again, 'record')} again, {past} passed over)?"
+        f"Let group {group} go on elsewhere in {wording.counted(len(foretold), 'partition')}{of} "
+        f"({wording.counted(again, 'record')} again, {past} passed over)?"
     )
 
 
@@ -351,7 +352,7 @@ def _told(reset: OffsetReset) -> str:
     if reset.before is None:  # where it would have begun only its members know
         past = f": {reset.skips} passed over, from the log's start" if reset.skips else ""
         return f"to {reset.after}, with nothing committed before{past}"
-    again = output.counted(reset.redelivers, "record")
+    again = wording.counted(reset.redelivers, "record")
     return f"from {reset.before} to {reset.after}: {again} again, {reset.skips} passed over"
 
 
@@ -415,9 +416,9 @@ def _show_deletion(env: Env, admin: Admin, name: str, topic: str | None) -> None
     if env.is_json:
         output.write_json({"group": name, "members": len(group.members), "offsets": committed})
         return
-    offsets = output.counted(committed, "committed offset")
+    offsets = wording.counted(committed, "committed offset")
     if group.members:
-        members = output.counted(len(group.members), "member")
+        members = wording.counted(len(group.members), "member")
         raise er.GroupError(
             f"group {name!r} with {offsets} would not be deleted: it has {members}; stop them first"
         )

@@ -9,10 +9,11 @@ from typing import Annotated, Any
 
 import typer
 
-from penstock.cli import output, values
+from penstock.cli import output
 from penstock.cli.asking import confirm
 from penstock.cli.command import Env, command
 from penstock.core import errors as er
+from penstock.operations import values
 
 Data = Annotated[
     Path | None,

@@ -11,6 +11,7 @@ import typer
 from penstock.cli import output
 from penstock.cli.command import Env, ExitCode, command
 from penstock.core import errors as er
+from penstock.operations import wording
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -198,7 +199,7 @@ def _show_batch(
         f"{partition.name}  offsets {head.base_offset}..{head.last_offset}  at {at}  "
         f"{what}  {head.length} bytes  {fields['codec']}  "
         f"producer {head.producer_id}/{head.producer_epoch}  sequence {head.base_sequence}  "
-        f"epoch {head.leader_epoch}/{head.generation}  {output.iso_time(head.append_timestamp)}"
+        f"epoch {head.leader_epoch}/{head.generation}  {wording.iso_time(head.append_timestamp)}"
     )
     if env.is_wide:
         text += f"  {file}  crc {fields['body_crc']}  {','.join(fields['flags']) or '-'}"
@@ -227,7 +228,7 @@ def _show_records(
         cells: Iterator[str] = iter(
             (
                 str(record.offset),
-                output.iso_time(record.timestamp),
+                wording.iso_time(record.timestamp),
                 _shown(record.key),
                 _shown(record.value),
                 *(f"{name}={_shown(value)}" for name, value in record.headers),

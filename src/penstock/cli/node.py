@@ -15,6 +15,7 @@ from penstock.cli import output
 from penstock.cli.asking import confirm
 from penstock.cli.command import Env, command
 from penstock.cli.node_settings import config
+from penstock.operations import wording
 
 if TYPE_CHECKING:
     from penstock.ipc.messages import NodeDescription
@@ -164,9 +165,9 @@ def _fields(url: str, node: NodeDescription, report: Report, shared: int) -> dic
 
 
 def _write(fields: dict[str, Any], *, wide: bool) -> None:
-    size = output.human_bytes
+    size = wording.human_bytes
     versions = "  ".join(f"{name} {text}" for name, text in fields["versions"].items())
-    up = output.human_age(fields["uptime"])
+    up = wording.human_age(fields["uptime"])
     taken = "" if fields["rss"] is None else f"  {size(fields['rss'])}"
     output.write_line(f"node {fields['pid']} {fields['state']}  up {up}{taken}  {versions}")
     if fields["listen"]:
@@ -179,7 +180,7 @@ def _write(fields: dict[str, Any], *, wide: bool) -> None:
         output.write_line(
             f"  broker {cluster['node_id']} of a cluster, epoch {cluster['broker_epoch']}"
             f"{', fenced' if cluster['fenced'] else ''}, controller {cluster['controller']}: leads "
-            f"{cluster['leads']} of {output.counted(cluster['replicas'], 'replica')}, "
+            f"{cluster['leads']} of {wording.counted(cluster['replicas'], 'replica')}, "
             f"{cluster['underreplicated']} of them with others out of sync"
         )
     room = ": on another host"
@@ -204,7 +205,7 @@ def _write(fields: dict[str, Any], *, wide: bool) -> None:
     if cleaner is not None:
         _table(
             ("CLEANER", "STATE", "HEARTBEAT", "RUNS", "ERRORS", "RSS"),
-            [[cleaner.pid, cleaner.state, output.human_age(cleaner.heartbeat_age), cleaner.runs,
+            [[cleaner.pid, cleaner.state, wording.human_age(cleaner.heartbeat_age), cleaner.runs,
               cleaner.errors, None if cleaner.rss is None else size(cleaner.rss)]],
         )  # fmt: skip
     _table(("COORDINATOR", "NUMBER"), [list(pair) for pair in fields["coordinator"].items()])

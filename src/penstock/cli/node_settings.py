@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 import typer
 
-from penstock.cli import output, values
+from penstock.cli import output
 from penstock.cli.command import Env
 from penstock.cli.serve import read_setting
 from penstock.core.errors import ConfigError
+from penstock.operations import values
 
 if TYPE_CHECKING:
     from penstock.client.admin.node import SettingInfo, SettingValue

@@ -11,6 +11,7 @@ from penstock.cli import output
 from penstock.cli.command import Env
 from penstock.cli.dlq import printable
 from penstock.cli.showing import json_fields
+from penstock.operations import wording
 
 if TYPE_CHECKING:
     from penstock.client.admin.peek import PeekedJob
@@ -71,13 +72,13 @@ def _row(job: PeekedJob, now: float) -> list[object]:
     """Tells a job: its age, and for how long it is leased, or has to wait."""
     at, record = "-", job.record
     if job.due is not None:
-        at = f"in {output.human_age(max(0.0, job.due - now))}"
+        at = f"in {wording.human_age(max(0.0, job.due - now))}"
     elif job.since is not None:
-        at = f"for {output.human_age(max(0.0, now - job.since))}"
+        at = f"for {wording.human_age(max(0.0, now - job.since))}"
     age = None if record is None else max(0.0, now - record.timestamp / 1e6)
     key, value = (None, None) if record is None else (record.key, record.value)
     texts = [printable(text, SHOWN) or "-" for text in (key, value, job.reason)]
     return [
-        job.partition, job.offset, job.state, job.deliveries, output.human_age(age), at,
+        job.partition, job.offset, job.state, job.deliveries, wording.human_age(age), at,
         job.worker or "-", *texts,
     ]  # fmt: skip

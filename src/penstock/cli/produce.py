@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from penstock.cli import output, values
+from penstock.cli import output
 from penstock.cli.command import Env, ExitCode, code_of, command
 from penstock.core import errors as er
+from penstock.operations import values, wording
 
 if TYPE_CHECKING:
     from penstock.cli.feeding import Defaults, Given
@@ -271,7 +272,7 @@ class Sending:
         told = f", {dropped:,} dropped" if dropped else ""
         self.env.say(
             f"{sent:,} records acknowledged, {self.refused + lost:,} failed{told}, to {self.topic} "
-            f"in {output.human_seconds(seconds)}"
+            f"in {wording.human_seconds(seconds)}"
         )
         if self.failure is not None:
             output.narrate(f"penstock: {self.failure}")

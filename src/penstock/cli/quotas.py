@@ -7,9 +7,9 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from penstock.cli import values
 from penstock.cli.command import Env, command
 from penstock.core import errors as er
+from penstock.operations import values
 
 Who = Annotated[
     str, typer.Argument(metavar="PRINCIPAL", help="Or '*': each that has none of its own.")

@@ -12,6 +12,7 @@ from penstock.cli import output
 from penstock.cli.backup import Folder, Topics
 from penstock.cli.command import Env, command
 from penstock.cli.progress import ProgressBar
+from penstock.operations import wording
 
 if TYPE_CHECKING:
     from penstock.client.backup.restore import RestoredTopic
@@ -42,11 +43,11 @@ def restore(
             told=lambda records: progress.at_of(records, records),
         )  # fmt: skip
     _write(env, found)
-    records = output.counted(sum(one.records for one in found), "record")
+    records = wording.counted(sum(one.records for one in found), "record")
     env.say(
-        f"{records} of {output.counted(len(found), 'topic')} "
+        f"{records} of {wording.counted(len(found), 'topic')} "
         f"{'would be restored' if dry_run else 'restored'} from {folder}, checked, in "
-        f"{output.human_seconds(time.monotonic() - begun)}"
+        f"{wording.human_seconds(time.monotonic() - begun)}"
     )
 
 
@@ -58,7 +59,7 @@ def _write(env: Env, found: list[RestoredTopic]) -> None:
     output.write_columns(
         ["TOPIC", "PARTITIONS", "RECORDS", "SIZE", "EARLIEST", "LATEST", "GAPS"],
         [
-            [one.topic, one.partitions, one.records, output.human_bytes(one.bytes),
+            [one.topic, one.partitions, one.records, wording.human_bytes(one.bytes),
              _moment(one.earliest), _moment(one.latest), one.gaps]
             for one in found
         ],
@@ -66,4 +67,4 @@ def _write(env: Env, found: list[RestoredTopic]) -> None:
 
 
 def _moment(timestamp: int | None) -> str | None:
-    return None if timestamp is None else output.iso_time(timestamp)
+    return None if timestamp is None else wording.iso_time(timestamp)

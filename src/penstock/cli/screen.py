@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from penstock.cli.output import columns, human_age, human_bytes, human_count, iso_time
+from penstock.cli.output import columns
+from penstock.operations.wording import human_age, human_bytes, human_count, iso_time
 
 if TYPE_CHECKING:
     from penstock.observe.report import (

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from penstock.cli import values
-from penstock.cli.output import iso_time
 from penstock.core.errors import ConfigError
+from penstock.operations import values
+from penstock.operations.wording import iso_time
 
 if TYPE_CHECKING:
     from penstock.client.consumer.records import Record

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from penstock.cli import output, values
+from penstock.cli import output
 from penstock.cli.command import Env, ExitCode, command
 from penstock.core.errors import ConfigError
+from penstock.operations import values
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

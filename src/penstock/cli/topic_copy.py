@@ -22,6 +22,7 @@ from penstock.cli.command import Env, ExitCode
 from penstock.cli.consume import OnOutOfRange
 from penstock.cli.progress import ProgressBar
 from penstock.core import errors as er
+from penstock.operations import wording
 
 if TYPE_CHECKING:
     from penstock.cli.stopping import Stopper
@@ -108,7 +109,7 @@ def copy(
         output.write_json(told)
     env.say(
         f"{it.records:,} records copied from {source} to {target} in "
-        f"{output.human_seconds(time.monotonic() - begun)}"
+        f"{wording.human_seconds(time.monotonic() - begun)}"
         + ("" if is_whole else "; stopped by a signal: the same command goes on there")
     )
     return ExitCode.DONE if is_whole else ExitCode.PARTLY
@@ -142,7 +143,7 @@ def _prepare(
 
     with a.admin(timeout=env.timeout) as here, b.admin(timeout=env.timeout) as there:
         known = here.describe_topic(source)
-        number = output.counted(len(known.partitions), "partition")
+        number = wording.counted(len(known.partitions), "partition")
         settings: dict[str, Any] = {**known.settings, "replication_factor": None}
         config = TopicConfig(**{**settings, "min_insync_replicas": None})
         if is_made(there, target, config):

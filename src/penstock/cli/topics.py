@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from penstock.cli import output, values
+from penstock.cli import output
 from penstock.cli.asking import confirm
 from penstock.cli.command import Env, ExitCode, code_of, command, complain
 from penstock.cli.topic_copy import copy
 from penstock.cli.trim import trim
 from penstock.core import errors as er
+from penstock.operations import values, wording
 
 if TYPE_CHECKING:
     from penstock.client.admin.admin import Admin, TopicDescription
@@ -90,7 +91,7 @@ def create(
 
         def make_one(name: str) -> None:
             if admin.create_topic(name, settings, if_not_exists=if_not_exists):
-                env.say(f"created topic {name} with {output.counted(partitions, 'partition')}")
+                env.say(f"created topic {name} with {wording.counted(partitions, 'partition')}")
             else:
                 env.say(f"topic {name} is there already")
 
@@ -185,7 +186,7 @@ def add_partitions(
     """Grow a topic. Records stay where they are; new ones of a key may go elsewhere."""
     with env.admin() as admin:
         admin.add_partitions(name, total)
-    env.say(f"topic {name} has {output.counted(total, 'partition')}")
+    env.say(f"topic {name} has {wording.counted(total, 'partition')}")
 
 
 def delete(
@@ -214,8 +215,8 @@ def _show_deletion(env: Env, admin: Admin, name: str) -> None:
         output.write_json(summary)
         return
     output.write_line(
-        f"would delete topic {name}: {output.counted(summary['partitions'], 'partition')}, "
-        f"{output.counted(summary['offsets'], 'offset')}"
+        f"would delete topic {name}: {wording.counted(summary['partitions'], 'partition')}, "
+        f"{wording.counted(summary['offsets'], 'offset')}"
     )
 
 

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from penstock.cli import output, values
+from penstock.cli import output
 from penstock.cli.asking import confirm
 from penstock.cli.command import Env
+from penstock.operations import values
 
 if TYPE_CHECKING:
     from penstock.client.admin.trim import TrimResult

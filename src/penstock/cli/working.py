@@ -26,10 +26,10 @@ import typer
 
 from penstock.cli.command import Env, ExitCode, command, guarded
 from penstock.cli.loading import load
-from penstock.cli.output import counted
 from penstock.cli.stopping import SIGNALS, Stopper
 from penstock.core import errors as er
 from penstock.ipc.liveness import end_with_parent
+from penstock.operations.wording import counted
 
 if TYPE_CHECKING:
     from penstock.client.share.consumer import ShareConsumer

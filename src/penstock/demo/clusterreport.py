@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from penstock.cli.output import human_seconds
 from penstock.demo.clusterstage import ClusterOutcome, Killed
 from penstock.demo.report import Row, fields_of, latency_row, print_rows, sent_row, stock_rows
+from penstock.operations.wording import human_seconds
 
 
 def as_fields(outcome: ClusterOutcome) -> dict[str, Any]:

@@ -13,9 +13,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn
 from rich.progress import Progress as Bars
 from rich.table import Table
 
-from penstock.cli.output import human_bytes, human_seconds
 from penstock.demo.directing import DemoOutcome, DemoProgress
 from penstock.demo.stage import NodeOutcome
+from penstock.operations.wording import human_bytes, human_seconds
 
 Row = tuple[str, str]
 

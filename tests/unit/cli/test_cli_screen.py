@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from penstock.cli.output import human_age, human_count
 from penstock.cli.screen import Line, fit, lines, order
 from penstock.observe.report import ConsumerRow, LogRow, NodeRow, Report
+from penstock.operations.wording import human_age, human_count
 
 
 @pytest.mark.parametrize(

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.cli.cluster import troubles
-from penstock.cli.output import counted
 from penstock.client.admin.cluster import BrokerInfo, ClusterDescription, PartitionPlace
 from penstock.console.pages.links import command, page_link
 from penstock.console.pages.plans import ActionPlan, PageTable, table
 from penstock.ipc.messages import NodeDescription
+from penstock.operations.wording import counted
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Final
 
 from penstock.cli.diagnosis import POLL_AGE_MAX
-from penstock.cli.output import counted, human_age
 from penstock.client.admin.groups import (
     SHARED,
     GroupDescription,
@@ -20,6 +19,7 @@ from penstock.client.admin.groups import (
 from penstock.console.pages.links import command, page_link
 from penstock.console.pages.overview import GroupFigures, Trouble
 from penstock.console.pages.plans import ActionPlan, table
+from penstock.operations.wording import counted, human_age
 
 GROUPS_SHOWN: Final = 100
 PARTITIONS_SHOWN: Final = 200

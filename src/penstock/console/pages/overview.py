@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from penstock.cli.output import counted, human_age, human_bytes, human_count
+from penstock.operations.wording import counted, human_age, human_bytes, human_count
 
 TROUBLES_SHOWN: Final = 20
 

@@ -9,12 +9,12 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from penstock.cli.output import counted, iso_time
 from penstock.cli.showing import json_fields
 from penstock.client.consumer.records import Record
 from penstock.console.pages.links import command, page_link
 from penstock.console.pages.plans import ActionPlan
 from penstock.core.errors import ConfigError
+from penstock.operations.wording import counted, iso_time
 
 PREVIEW: Final = 300
 """Characters of a key or value in a row."""
@@ -210,7 +210,7 @@ def bytes_of(text: str, kind: str, what: str) -> bytes | None:
 
 
 def headers_of(text: str) -> tuple[tuple[str, bytes | None], ...]:
-    from penstock.cli import values
+    from penstock.operations import values
 
     return values.headers(line for line in text.replace("\r\n", "\n").split("\n") if line.strip())
 

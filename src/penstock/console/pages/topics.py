@@ -6,8 +6,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from penstock.cli import values
-from penstock.cli.output import counted, human_bytes
 from penstock.client.admin.admin import PartitionDescription, TopicDescription
 from penstock.client.admin.groups import GroupDescription
 from penstock.client.admin.hot_keys import HotPartition
@@ -15,6 +13,8 @@ from penstock.client.admin.trim import TrimResult
 from penstock.console.pages.links import command, page_link
 from penstock.console.pages.plans import ActionPlan, PageTable, table
 from penstock.console.pages.records import preview
+from penstock.operations import values
+from penstock.operations.wording import counted, human_bytes
 
 PARTITIONS_SHOWN: Final = 100
 """Partitions of a topic's page."""

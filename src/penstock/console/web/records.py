@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 from starlette.responses import Response
 
-from penstock.cli import values
 from penstock.client.consumer.offsets import Offset
 from penstock.console.browse import RecordQuery, browse, one_record
 from penstock.console.link import ANSWER_SECONDS
@@ -23,6 +22,7 @@ from penstock.console.pages.records import (
 )
 from penstock.console.web.shell import Action, Form, integer, wanted
 from penstock.core import errors as er
+from penstock.operations import values
 
 if TYPE_CHECKING:
     from starlette.requests import Request

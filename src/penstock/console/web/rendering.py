@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Final
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from starlette.responses import HTMLResponse
 
-from penstock.cli.output import human_age, human_bytes, human_count, iso_time
 from penstock.console.pages.links import page_link
+from penstock.operations.wording import human_age, human_bytes, human_count, iso_time
 from penstock.version import __version__
 
 if TYPE_CHECKING:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from penstock.cli import values
 from penstock.cli.topics import read_settings
 from penstock.client.admin.admin import found as find_topic
 from penstock.client.admin.admin import topic_page
@@ -24,6 +23,7 @@ from penstock.console.pages.topics import (
 from penstock.console.topic_search import find_topics
 from penstock.console.web.shell import Action, Form, integer, wanted
 from penstock.core import errors as er
+from penstock.operations import values
 
 if TYPE_CHECKING:
     from starlette.requests import Request

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.cli import values
+from penstock.operations import values
 
 
 @pytest.mark.parametrize("text", ["7d", "12h", "90s", "36h", "5m", "250ms", "1ms", "1001ms", "14d"])
