@@ -27,6 +27,13 @@ def test_no_import_points_up(edges):
     assert upward(edges) == []
 
 
+def test_the_console_imports_nothing_of_the_command_line(edges):
+    """They share `operations`: a page needs no terminal."""
+    found = [(module, other) for module, others in edges.items() for other in others
+             if room_of(module) in ("console", "demo") and room_of(other) == "cli"]  # fmt: skip
+    assert found == []
+
+
 def test_circles_of_files_only_get_fewer(edges):
     """Who takes one apart takes its files from the list."""
     listed = CIRCLES.read_text().split()

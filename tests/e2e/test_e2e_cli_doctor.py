@@ -16,6 +16,7 @@ from group_fixture import fill
 from penstock.cli import diagnosis
 from penstock.client.admin.groups import GroupDescription
 from penstock.client.transactions.listing import TransactionDescription
+from penstock.operations import judgement
 from penstock.server.config import NodeConfig
 from penstock.testing.waiting import wait_until
 
@@ -45,7 +46,7 @@ def group(node) -> GroupDescription:
 
 
 def said(group: GroupDescription) -> list[str]:
-    return [each.what for each in diagnosis.judge_group(group)]
+    return [each.what for each in judgement.judge_group(group)]
 
 
 def test_a_node_that_is_well(node):
@@ -101,10 +102,10 @@ def test_a_member_that_polls_and_does_not_commit(group):
 
 def test_a_group_that_is_behind_without_members(group):
     alone = replace(group, members=[])
-    [found] = diagnosis.judge_group(alone)
+    [found] = judgement.judge_group(alone)
     assert (found.what, found.is_wrong) == ("lag 10, and no member works on it", False)
     assert "delete" not in found.advice
-    [found] = diagnosis.judge_group(alone, {17: {(group.group, 0)}})
+    [found] = judgement.judge_group(alone, {17: {(group.group, 0)}})
     assert found.what.endswith("; pid 17, which reads from its partitions, is stopped")
     assert "`kill -CONT 17`" in found.advice
 
@@ -170,6 +171,6 @@ def test_stages_and_transactions_that_hold_readers_back(node, monkeypatch):
 
 def test_a_transaction_that_is_open_for_long_is_wrong():
     opened = TransactionDescription("payments", "open", 1, 0, 1, 61.0)
-    found = diagnosis.judge_transaction(opened, [])
+    found = judgement.judge_transaction(opened, [])
     assert found.is_wrong
     assert found.what.endswith("has held readers of committed records back for 61 s")

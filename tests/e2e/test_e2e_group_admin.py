@@ -11,8 +11,8 @@ from cli_runner import call_cli
 from group_fixture import fill
 
 from penstock import Offset
-from penstock.cli.diagnosis import judge_group
 from penstock.core import errors as er
+from penstock.operations.judgement import judge_group
 from penstock.testing import wait_until
 
 

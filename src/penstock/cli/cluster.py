@@ -16,6 +16,7 @@ from penstock.cli.describe import numbers
 from penstock.cli.progress import ProgressBar
 from penstock.core import errors as er
 from penstock.operations import values, wording
+from penstock.operations.cluster_health import summary, troubles
 
 if TYPE_CHECKING:
     from penstock.client.admin.admin import (
@@ -66,7 +67,7 @@ def describe(
     when = "" if found.controller >= 0 else "as it was while there was a controller: "
     output.write_line(
         f"  {when}{wording.counted(found.topics, 'topic')}, "
-        f"{wording.counted(found.partitions, 'partition')}: {_summary(found)}"
+        f"{wording.counted(found.partitions, 'partition')}: {summary(found)}"
     )
     output.write_columns(
         ["BROKER", "STATE", "EPOCH", "LEADS", "REPLICAS", "IN-SYNC", "RACK", "URL"],
@@ -295,44 +296,6 @@ def _broker(number: int) -> str:
 
 def _fields(found: ClusterDescription) -> dict[str, Any]:
     return {**msgspec.structs.asdict(found), "cluster_id": found.cluster_id.hex()}
-
-
-def _summary(found: ClusterDescription) -> str:
-    if not found.ill_partitions:
-        return "all replicas in sync"
-    return (
-        f"{found.ill_partitions} not well, {found.leaderless} of them without a leader, "
-        f"{found.below_min_insync} below min_insync_replicas"
-    )
-
-
-def troubles(found: ClusterDescription) -> list[str]:
-    """Lists the faults, one line each; the last one tells of partitions, where it is about them."""
-    said = []
-    if found.controller < 0:
-        said.append("no controller is active: most brokers of controller_quorum must be up")
-    reasons = {member.node: f": {member.trouble}" for member in found.quorum if member.trouble}
-    away = {each.broker for each in found.brokers if each.state != "up"}
-    for each in found.brokers:
-        if each.broker in away:
-            why = reasons.get(each.broker, "")
-            said.append(f"broker {each.broker} is {each.state} ({each.url}){why}")
-    registered = {each.broker for each in found.brokers}
-    for member in found.quorum:
-        if member.node in away:
-            continue  # told of already
-        if member.trouble:
-            who = (
-                f"broker {member.node} does not hear the controller"
-                if member.role == "learner"
-                else f"member {member.node} of the quorum"
-            )
-            said.append(f"{who}: {member.trouble}")
-        elif member.node not in registered:
-            said.append(f"broker {member.node} is not registered: it is starting")
-    if found.ill_partitions:
-        said.append(f"{wording.counted(found.partitions, 'partition')}: {_summary(found)}")
-    return said
 
 
 def _write_ill(found: ClusterDescription) -> None:

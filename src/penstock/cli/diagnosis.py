@@ -9,24 +9,28 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import time
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import closing
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from penstock.core import errors as er
+from penstock.operations.judgement import (
+    HELD_MIN,
+    Complaint,
+    Complaints,
+    judge_group,
+    judge_transaction,
+    sample_of,
+    stopped_readers,
+)
 from penstock.version import __version__
 
 if TYPE_CHECKING:
     from penstock.cli.command import Env
     from penstock.client.admin.admin import Admin
-    from penstock.client.admin.groups import GroupDescription, GroupMember, GroupPartition
-    from penstock.client.transactions.listing import TransactionDescription
     from penstock.ipc.messages import NodeDescription
-    from penstock.observe.sample import Sample
 
 SHM: Final = "/dev/shm"
 SHM_FREE_MIN: Final = 64 << 20
@@ -35,32 +39,10 @@ FILES_USED_MAX: Final = 0.8
 """Of a process's limit of open files."""
 CLOCK_AHEAD_MAX: Final = 60
 """Seconds that the wall clock may be from what the node believes."""
-POLL_AGE_MAX: Final = 30.0
-"""Seconds without a poll after which a member with lag counts as stuck."""
-COMMIT_AGE_MAX: Final = 300.0
-"""Seconds without a commit after which a member that polls, and has records in hand, does."""
-HELD_MIN: Final = 10.0
-"""Seconds from which on an open transaction is told of."""
-HELD_MAX: Final = 60.0
-"""Seconds for which one may hold readers back before that counts as wrong."""
-PARTITIONS_SHOWN: Final = 5
 TRANSACTIONS_MAX: Final = 20
 """Transactions that are told of, the oldest; how many more there are is said."""
 GROUPS_MAX: Final = 200
 """Groups that are looked at; how many more there are is said."""
-
-
-class Complaint(msgspec.Struct, frozen=True):
-    """`is_wrong` false: worth knowing, and no fault."""
-
-    subject: str
-    what: str
-    advice: str
-    is_wrong: bool = True
-
-
-Complaints = Iterator[Complaint]
-_NOBODY: Final[Mapping[int, Collection[tuple[str, int]]]] = {}
 
 
 class Diagnosis(msgspec.Struct):
@@ -143,12 +125,6 @@ def _clock(node: NodeDescription) -> Complaints:
 
 
 # --- the node's host ------------------------------------------------------------------------------
-def _sample(node: NodeDescription) -> Sample:
-    from penstock.observe.place import find_node
-    from penstock.observe.sample import Observer
-
-    with closing(Observer(find_node(f"shm://{node.data_folder}"))) as observer:
-        return observer.sample()
 
 
 def _near(node: NodeDescription) -> Complaints:
@@ -156,7 +132,7 @@ def _near(node: NodeDescription) -> Complaints:
     from penstock.observe.processes import STOPPED
     from penstock.server.health.ready import missing
 
-    sample = _sample(node)
+    sample = sample_of(node)
     if sample.node is not None and sample.node.state == STOPPED:
         pid = sample.node.pid
         yield Complaint("node", f"pid {pid} is stopped", f"`kill -CONT {pid}` lets it go on")
@@ -227,7 +203,7 @@ def _leftovers() -> Complaints:
 
 # --- the cluster and its groups -------------------------------------------------------------------
 def _cluster(admin: Admin) -> Complaints:
-    from penstock.cli.cluster import troubles
+    from penstock.operations.cluster_health import troubles
 
     found = admin.describe_cluster()
     said = troubles(found)
@@ -268,33 +244,6 @@ def _waiting(admin: Admin, topic: str) -> list[str]:
     ]
 
 
-def judge_transaction(each: TransactionDescription, waiting: list[str]) -> Complaint:
-    """Judges a transaction that is open for long; `waiting`: partitions and how much of them it
-    holds back."""
-    if each.state == "staged":
-        what = f"a stage of {each.transactional_id!r} (epoch {each.producer_epoch})"
-        advice = (
-            "run its job again: a new attempt replaces the stage; or wait: the node gives it up "
-            "after stage_timeout (15 minutes by default)"
-        )
-    else:
-        what = f"a transaction of {each.transactional_id!r}"
-        advice = (
-            "see whether its producer hangs; started again, it aborts what was open; else the node "
-            "does, after the producer's transaction_timeout"
-        )
-    where = f" in {', '.join(each.topics)}" if each.topics else ""
-    more = f" and {len(waiting) - PARTITIONS_SHOWN} more" if len(waiting) > PARTITIONS_SHOWN else ""
-    behind = f"; offsets above the last stable one: {', '.join(waiting[:PARTITIONS_SHOWN])}{more}"
-    return Complaint(
-        "transactions",
-        f"{what} has held readers of committed records back for {each.open_for:.0f} s{where}"
-        + (behind if waiting else ""),
-        advice,
-        is_wrong=each.open_for > HELD_MAX,
-    )
-
-
 def _groups(admin: Admin, node: NodeDescription | None) -> Complaints:
     """Judges the groups. `node`: its description where it is on this host."""
     listed = admin.list_groups()
@@ -306,79 +255,3 @@ def _groups(admin: Admin, node: NodeDescription | None) -> Complaints:
             "groups", f"{len(listed) - GROUPS_MAX} more groups were not looked at",
             "`penstock group describe` shows them", is_wrong=False,
         )  # fmt: skip
-
-
-def stopped_readers(node: NodeDescription) -> dict[int, set[tuple[str, int]]]:
-    """Consumers on this host whose process is stopped: what each reads, by pid."""
-    sample = _sample(node)
-    found: dict[int, set[tuple[str, int]]] = {}
-    for each in sample.consumers:
-        if each.stopped:
-            parts = [sample.partitions.get(page) for page, _ in each.positions]
-            reads = {(part.topic, part.partition) for part in parts if part is not None}
-            found[each.pid] = found.get(each.pid, set()) | reads
-    return found
-
-
-def judge_group(
-    group: GroupDescription, stopped: Mapping[int, Collection[tuple[str, int]]] = _NOBODY
-) -> Complaints:
-    """Finds the cause of a group's lag. `stopped`: the partitions of consumers whose process is
-    stopped."""
-    behind = [one for one in group.partitions if one.lag]
-    if behind and not group.members:
-        names = {(one.topic, one.partition) for one in behind}
-        former = [pid for pid, reads in stopped.items() if not names.isdisjoint(reads)]
-        what, advice = f"lag {group.lag}, and no member works on it", "start its consumers"
-        if former:
-            what += f"; pid {former[0]}, which reads from its partitions, is stopped"
-            advice = f"`kill -CONT {former[0]}` lets it join again; or start other consumers"
-        yield Complaint(f"group {group.group}", what, advice, is_wrong=bool(former))
-        return
-    for member in group.members:
-        who = f"member {member.member_id} (pid {member.pid or 'of another host'})"
-        yield from _uncommitted(group, member, who)
-        own = [one for one in behind if one.member_id == member.member_id]
-        if not own:
-            continue
-        lag, hand = sum(one.lag or 0 for one in own), sum(one.in_hand or 0 for one in own)
-        if member.pid in stopped:
-            yield Complaint(
-                f"group {group.group}", f"{who} is stopped: lag {lag}, {hand} in hand",
-                f"`kill -CONT {member.pid}` lets it go on",
-            )  # fmt: skip
-        elif member.poll_seconds is not None and member.poll_seconds > POLL_AGE_MAX:
-            yield Complaint(
-                f"group {group.group}",
-                f"{who} has not polled for {member.poll_seconds:.0f} s: lag {lag}, {hand} in hand",
-                "see what its process does (py-spy dump --pid); processing_timeout= would give its "
-                "partitions to others",
-            )
-        elif hand and group.lag_seconds is not None and _commit_age(own) > COMMIT_AGE_MAX:
-            yield Complaint(
-                f"group {group.group}",
-                f"{who} polls, and has committed nothing for {_commit_age(own):.0f} s: lag {lag}, "
-                f"{hand} in hand",
-                "call commit(), or read with guarantee='at-least-once', which does",
-            )
-
-
-def _uncommitted(group: GroupDescription, member: GroupMember, who: str) -> Complaints:
-    """Notes a member with guarantee manual that has read and committed nothing; other guarantees
-    commit by themselves. It is only a note: it may have begun later than its log, or be about to
-    commit for the first time."""
-    if group.guarantee != "manual":
-        return
-    parts = [one for one in group.partitions if one.member_id == member.member_id]
-    read = sum(one.in_hand or 0 for one in parts if one.committed is None)
-    if read:
-        yield Complaint(
-            f"group {group.group}",
-            f"{who} has read {read} records, counted from the log's start, and committed none",
-            "call commit(), or read with guarantee='at-least-once', which does: else all come "
-            "again after a restart", is_wrong=False,
-        )  # fmt: skip
-
-
-def _commit_age(own: list[GroupPartition]) -> float:
-    return time.time() - max((one.committed_at for one in own if one.committed_at), default=0.0)

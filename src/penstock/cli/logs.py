@@ -209,10 +209,10 @@ def _show_batch(
 def _show_records(
     env: Env, partition: CheckedPartition, scan: Scan, at: int, head: BatchHeader
 ) -> None:
-    from penstock.cli.showing import json_fields
     from penstock.client.consumer.records import Chunk
     from penstock.core.columns import decode
     from penstock.core.header import ATTR_CONTROL
+    from penstock.operations.record_json import json_fields
 
     if head.attributes & ATTR_CONTROL or not head.record_count:
         return

@@ -11,8 +11,8 @@ from penstock.cli import output
 from penstock.cli.asking import confirm
 from penstock.cli.command import Env, command
 from penstock.cli.databases import Dsn, database
-from penstock.cli.dlq import printable, text_of
 from penstock.core import errors as er
+from penstock.operations.letters import printable, text_of
 
 if TYPE_CHECKING:
     from penstock.outbox.schema import RowState

@@ -9,9 +9,9 @@ import typer
 
 from penstock.cli import output
 from penstock.cli.command import Env
-from penstock.cli.dlq import printable
-from penstock.cli.showing import json_fields
 from penstock.operations import wording
+from penstock.operations.letters import printable
+from penstock.operations.record_json import json_fields
 
 if TYPE_CHECKING:
     from penstock.client.admin.peek import PeekedJob

@@ -15,6 +15,7 @@ from penstock.cli.topic_copy import copy
 from penstock.cli.trim import trim
 from penstock.core import errors as er
 from penstock.operations import values, wording
+from penstock.operations.topic_settings import read_settings
 
 if TYPE_CHECKING:
     from penstock.client.admin.admin import Admin, TopicDescription
@@ -234,25 +235,3 @@ def for_each(env: Env, names: Iterable[str], action: Callable[[str], None]) -> i
     if not failures:
         return ExitCode.DONE
     return ExitCode.PARTLY if done else code_of(failures[0])
-
-
-def read_settings(given: Iterable[str]) -> dict[str, Any]:
-    """Reads topic settings from KEY=VALUE; an empty value is None, the default."""
-    from penstock.client.admin.topic_config import DURATIONS, RATIOS, SETTABLE, WORDS
-
-    settings = [name for name in SETTABLE if name != "partitions"]
-    found: dict[str, Any] = {}
-    for key, text in values.assignments(given).items():
-        if key not in settings:
-            raise er.ConfigError(f"a topic has no setting {key!r}; there are {', '.join(settings)}")
-        if not text:
-            if key in WORDS:
-                raise er.ConfigError(f"{key} has no empty value")
-            found[key] = None
-        elif key in WORDS:
-            found[key] = text
-        elif key in DURATIONS:
-            found[key] = values.seconds(text)
-        else:
-            found[key] = values.ratio(text) if key in RATIOS else values.size(text)
-    return found

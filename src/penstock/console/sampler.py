@@ -14,8 +14,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-from penstock.cli.cluster import troubles
-from penstock.cli.diagnosis import HELD_MIN, judge_group, judge_transaction
 from penstock.client.admin.admin import topic_page
 from penstock.client.admin.cluster import ClusterDescription
 from penstock.client.admin.groups import SHARED
@@ -26,6 +24,8 @@ from penstock.console.pages.cluster import changes
 from penstock.console.pages.links import page_link
 from penstock.console.pages.overview import Figures, GroupFigures, Trouble
 from penstock.core import errors as er
+from penstock.operations.cluster_health import troubles
+from penstock.operations.judgement import HELD_MIN, judge_group, judge_transaction
 
 logger = logging.getLogger("penstock.console")
 

@@ -9,8 +9,8 @@ from cli_runner import call_cli
 from msgspec.structs import replace
 
 from penstock.cli import diagnosis
-from penstock.cli.cluster import troubles
 from penstock.ipc.clustering import BrokerInfo, ClusterDescription, QuorumMember
+from penstock.operations.cluster_health import troubles
 
 
 def described(brokers: tuple[int, ...], members: tuple[int, ...]) -> ClusterDescription:

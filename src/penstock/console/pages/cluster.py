@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from penstock.cli.cluster import troubles
 from penstock.client.admin.cluster import BrokerInfo, ClusterDescription, PartitionPlace
 from penstock.console.pages.links import command, page_link
 from penstock.console.pages.plans import ActionPlan, PageTable, table
 from penstock.ipc.messages import NodeDescription
+from penstock.operations.cluster_health import troubles
 from penstock.operations.wording import counted
 
 

@@ -7,7 +7,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from penstock.cli.diagnosis import POLL_AGE_MAX
 from penstock.client.admin.groups import (
     SHARED,
     GroupDescription,
@@ -19,6 +18,7 @@ from penstock.client.admin.groups import (
 from penstock.console.pages.links import command, page_link
 from penstock.console.pages.overview import GroupFigures, Trouble
 from penstock.console.pages.plans import ActionPlan, table
+from penstock.operations.judgement import POLL_AGE_MAX
 from penstock.operations.wording import counted, human_age
 
 GROUPS_SHOWN: Final = 100

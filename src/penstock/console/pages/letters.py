@@ -6,13 +6,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from penstock.cli.dlq import LEFT, place_text, printable, time_text
 from penstock.client.deadletters.replay import ReplayResult
 from penstock.client.deadletters.stats import DeadLetterStats
 from penstock.client.deadletters.story import DeadLetter
 from penstock.console.pages.links import command, page_link
 from penstock.console.pages.plans import ActionPlan, PageTable, table
 from penstock.console.pages.records import preview
+from penstock.operations.letters import LEFT, place_text, printable, time_text
 from penstock.operations.wording import counted, human_bytes, iso_time
 
 LETTERS_SHOWN: Final = 50

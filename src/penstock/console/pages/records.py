@@ -9,11 +9,12 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from penstock.cli.showing import json_fields
 from penstock.client.consumer.records import Record
 from penstock.console.pages.links import command, page_link
 from penstock.console.pages.plans import ActionPlan
 from penstock.core.errors import ConfigError
+from penstock.operations import values
+from penstock.operations.record_json import json_fields
 from penstock.operations.wording import counted, iso_time
 
 PREVIEW: Final = 300
@@ -210,8 +211,6 @@ def bytes_of(text: str, kind: str, what: str) -> bytes | None:
 
 
 def headers_of(text: str) -> tuple[tuple[str, bytes | None], ...]:
-    from penstock.operations import values
-
     return values.headers(line for line in text.replace("\r\n", "\n").split("\n") if line.strip())
 
 

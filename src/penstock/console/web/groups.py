@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any, Final
 
-from penstock.cli.diagnosis import judge_group, stopped_readers
 from penstock.client.admin.admin import is_near
 from penstock.client.admin.groups import SHARED
 from penstock.client.consumer.offsets import Offset
@@ -17,6 +16,7 @@ from penstock.console.pages.queues import STATES, pause_plan, queue_model, resum
 from penstock.console.web.shell import Action, Form, integer, wanted
 from penstock.core import errors as er
 from penstock.operations import values
+from penstock.operations.judgement import judge_group, stopped_readers
 
 if TYPE_CHECKING:
     from starlette.requests import Request

@@ -8,7 +8,6 @@ from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
-from penstock.cli.dlq import spots
 from penstock.client.admin.admin import topic_page
 from penstock.client.deadletters.choice import LetterChoice
 from penstock.client.deadletters.queue import REPLAYED, DeadLetterQueue
@@ -29,6 +28,7 @@ from penstock.console.topic_search import find_topics
 from penstock.console.web.shell import Action, Form, integer, wanted
 from penstock.core import errors as er
 from penstock.operations import values
+from penstock.operations.letters import spots
 
 if TYPE_CHECKING:
     from starlette.requests import Request

@@ -5,7 +5,6 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from penstock.cli.topics import read_settings
 from penstock.client.admin.admin import found as find_topic
 from penstock.client.admin.admin import topic_page
 from penstock.client.admin.topic_config import TopicConfig
@@ -24,6 +23,7 @@ from penstock.console.topic_search import find_topics
 from penstock.console.web.shell import Action, Form, integer, wanted
 from penstock.core import errors as er
 from penstock.operations import values
+from penstock.operations.topic_settings import read_settings
 
 if TYPE_CHECKING:
     from starlette.requests import Request
