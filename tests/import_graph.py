@@ -20,7 +20,7 @@ FLOORS = (
     ("security", "observe", "serializers"),
     ("client",),
     ("server", "database"),
-    ("outbox", "dedup", "kombu", "taskiq"),
+    ("outbox", "dedup", "kombu", "taskiq", "faststream"),
     ("logcheck", "operations"),
     ("testing", "spark", "cli", "console", "demo", "bench"),
 )

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import os
-from pathlib import Path
 from typing import Annotated
 
 from taskiq import Context, SmartRetryMiddleware, TaskiqDepends
+from told_lines import may_end, tell
 
 from penstock.taskiq import DeadLetterMiddleware, PenstockBroker
 
@@ -18,11 +18,6 @@ broker = PenstockBroker(
     topic=os.environ["TASKS"], group=os.environ["TASKS"], prefetch=int(os.environ["PREFETCH"])
 )
 broker.add_middlewares(SmartRetryMiddleware(default_retry_count=3), DeadLetterMiddleware())
-
-
-def tell(line: str) -> None:
-    with Path(os.environ["TOLD"]).open("a") as file:
-        file.write(f"{os.getpid()} {line}\n")
 
 
 @broker.task
@@ -40,7 +35,7 @@ async def fails(text: str, context: Annotated[Context, TaskiqDepends()]) -> None
 async def works(text: str) -> None:
     """Until a file of its name is there."""
     tell(f"begins {text}")
-    while not Path(os.environ["TOLD"]).with_name(text).exists():
+    while not may_end(text):
         await asyncio.sleep(0.02)
     tell(f"ends {text}")
 

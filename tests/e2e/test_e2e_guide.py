@@ -103,7 +103,7 @@ def test_every_promised_page_has_blocks_that_run():
         "exactly-once", "groups", "guarantees", "install", "metrics", "monitoring", "quickstart",
         "remote", "retention-and-disk", "security", "spark", "spark-jobs", "spark-writing",
         "testing", "job-options", "job-order", "replay", "retries", "work-queues", "outbox",
-        "exactly-once-databases", "celery", "serializers", "taskiq",
+        "exactly-once-databases", "celery", "serializers", "taskiq", "faststream",
     }  # fmt: skip
 
 

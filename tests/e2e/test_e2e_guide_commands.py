@@ -24,7 +24,8 @@ OF_OTHERS = {
     **dict.fromkeys(
         ("--max-async-tasks", "--max-prefetch", "--wait-tasks-timeout"), "taskiq",
     ),
-    "--py-files": "spark-submit", "--seed": "make mutants", "--strict": "mypy",
+    "--py-files": "spark-submit", "--reload": "faststream",
+    "--seed": "make mutants", "--strict": "mypy",
     "--statedb": "celery", "--svg": "tests/import_graph.py",
     "--write": "tests/rules_table.py",
 }  # fmt: skip

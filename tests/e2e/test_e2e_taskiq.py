@@ -18,6 +18,7 @@ import pytest
 from cli_runner import environment
 from event_loops import run
 from taskiq.exceptions import SendTaskError
+from told_lines import ToldLines
 
 from penstock import ClosedError, ConfigError, TopicConfig, UnknownTopicError
 from penstock.taskiq import PenstockBroker
@@ -28,31 +29,16 @@ NUMBERS = itertools.count()
 ONE = TopicConfig(partitions=1)
 
 
-class Tasks:
+class Tasks(ToldLines):
     """An application with a topic of its own, and what its tasks tell."""
 
     def __init__(self, node: Broker, folder: Path) -> None:
         self.node = node
         self.topic = f"tasks-{next(NUMBERS)}"
-        self.file = folder / "told"
+        super().__init__(folder)
         self.env = environment(
             env={"PENSTOCK_URL": node.url, "TASKS": self.topic, "TOLD": str(self.file)}
         )
-
-    def told(self, *words: str) -> list[tuple[int, str]]:
-        """Lines that begin with these words, with the process that told each."""
-        text = self.file.read_text() if self.file.exists() else ""
-        lines = [line.split(" ", 1) for line in text.splitlines()]
-        return [(int(pid), said) for pid, said in lines if said.startswith(" ".join(words))]
-
-    def tells(self, *words: str, count: int = 1) -> list[tuple[int, str]]:
-        """The same, once there are so many."""
-        wait_until(lambda: len(self.told(*words)) >= count, timeout=40.0)
-        return self.told(*words)
-
-    def lets(self, name: str) -> None:
-        """The task of this name may end."""
-        self.file.with_name(name).touch()
 
     def kick(self, name: str, *args: Any, **labels: Any) -> None:
         async def main() -> None:
