@@ -12,6 +12,7 @@ import zmq
 from penstock.client.remote.hostname import numeric
 from penstock.client.remote.plainsocket import BUFFER_BYTES, PlainSocket
 from penstock.client.remote.wiresocket import SocketEvent
+from penstock.client.remote.zmtp import COMMANDS_MAX
 from penstock.testing.waiting import wait_until
 
 WITHIN = 10.0
@@ -170,8 +171,9 @@ def says(*words: bytes) -> Callable[[socket.socket], None]:
         (says(GREETING, READY, b"\xf0\1x"), SocketEvent.HUNG_UP),
         (says(GREETING, READY, b"\2", (BYTES_MAX + 1).to_bytes(8, "big")), SocketEvent.HUNG_UP),
         (says(GREETING, READY, b"\1\1x" * 10), SocketEvent.HUNG_UP),
+        (says(GREETING, READY, b"\4\7\4PING\0\0" * (COMMANDS_MAX + 1)), SocketEvent.HUNG_UP),
     ],
-    ids=["end", "http", "keys", "old", "error", "early", "flags", "too-long", "endless"],
+    ids=["end", "http", "keys", "old", "error", "early", "flags", "too-long", "endless", "pings"],
 )
 def test_who_does_not_speak_as_a_broker_without_keys_is_hung_up_on(
     stranger: socket.socket, does: Callable[[socket.socket], None], event: SocketEvent

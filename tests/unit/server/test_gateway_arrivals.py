@@ -161,7 +161,7 @@ def greeted(context: zmq.Context[zmq.Socket[bytes]], broker: Broker, source: str
 
 def test_an_address_that_connects_again_and_again_waits_and_gets_in_later() -> None:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    options = {"connections_max": 100}
+    options = {"connections_max": 100, "client_silence_max": 60.0}
     with context, Broker(listen=True, options=options) as broker:
         place = ("127.0.0.1", int(broker.tcp_url.rpartition(":")[2]))
         with Dealer(broker.tcp_url) as there:

@@ -15,7 +15,6 @@ one is due on a broken connection with a full queue. The protocol has pings of i
 from __future__ import annotations
 
 import contextlib
-import errno
 import logging
 import os
 import socket
@@ -28,10 +27,22 @@ import zmq
 
 from penstock.client.remote.zmqcalls import NOBLOCK, has_messages, received
 from penstock.cluster.frames import messages as fr
-from penstock.core.errors import ConfigError
 from penstock.server.config import NodeConfig
 from penstock.server.gateway.arrivals import Arrivals
 from penstock.server.gateway.key_check import NOT_AUTHORIZED
+from penstock.server.gateway.line import (
+    ACCEPT_PAUSE,
+    BACKLOG,
+    NO_DESCRIPTORS,
+    NO_FD,
+    NO_HELLO,
+    NO_ZEROMQ,
+    STRANGER_BYTES_MAX,
+    STRANGERS_EXTRA,
+    TOO_MANY,
+    TOO_MUCH,
+    cannot_listen,
+)
 from penstock.server.gateway.synfilter import keep_waiting
 
 logger = logging.getLogger("penstock.gateway")
@@ -39,16 +50,8 @@ logger = logging.getLogger("penstock.gateway")
 RCVHWM: Final = 32
 SNDHWM: Final = 64
 """Messages that ZeroMQ queues for a connection, each way."""
-BACKLOG: Final = 512
-STRANGERS_EXTRA: Final = 256
-"""Connections beyond `connections_max` of whom each may learn by a refusal that it is one too many;
-further ones are shut down at once."""
 UNREAD_MAX: Final = 64 << 20
 """Bytes that a connection may have sent and that made no message yet."""
-STRANGER_BYTES_MAX: Final = 4 * fr.CLIENT_HEADER_MAX
-NO_FD: Final = -1
-ACCEPT_PAUSE: Final = 1.0
-"""Seconds without listening after descriptors ran out."""
 TCP_INFO_BYTES: Final = 232
 RECEIVED_AT: Final = 128
 """Where Linux keeps the bytes received in `struct tcp_info`."""
@@ -69,7 +72,7 @@ MONITORED: Final = (
 )
 FAILED_HANDSHAKES: Final[dict[int, str]] = {
     zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL: "handshake failed",
-    zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL: "no ZeroMQ",
+    zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL: NO_ZEROMQ,
     zmq.EVENT_HANDSHAKE_FAILED_AUTH: NOT_AUTHORIZED,
 }
 
@@ -122,9 +125,13 @@ class Listener:
         try:
             self.socket.bind(url)
         except zmq.ZMQError as error:
-            raise cannot_listen(url, error) from error
+            raise cannot_listen(url, error.errno) from error
         self.url = self.socket.getsockopt_string(zmq.LAST_ENDPOINT)
         return self.url
+
+    def bind_soon(self, url: str) -> None:
+        """Listens there as soon as its port is free; nowhere, if that is empty."""
+        self.url, self._resume_at = url, time.monotonic() if url else 0.0
 
     def renew(self) -> None:
         """Listen again at the same place, because `secure` says something else now. ZeroMQ ends the
@@ -191,7 +198,7 @@ class Listener:
             self._held()
             self._hold()
         if len(self._strangers) + len(self._known) > self._config.connections_max + STRANGERS_EXTRA:
-            self._end_stranger(fd, "too many")
+            self._end_stranger(fd, TOO_MANY)
 
     def _hold(self) -> None:
         """Keeps clients waiting that are to wait, where the kernel does that."""
@@ -215,9 +222,9 @@ class Listener:
             self._hold()
         for fd, since in list(self._strangers.items()):
             if now - since > self._config.hello_timeout:
-                self._end_stranger(fd, "no hello")
+                self._end_stranger(fd, NO_HELLO)
             elif self.bytes_received(fd) > STRANGER_BYTES_MAX:
-                self._end_stranger(fd, "too much before a hello")
+                self._end_stranger(fd, TOO_MUCH)
         if self._resume_at and now >= self._resume_at:
             self._resume_at = 0.0
             with contextlib.suppress(zmq.ZMQError):
@@ -237,7 +244,7 @@ class Listener:
         if self._resume_at:
             return
         logger.error("no connection accepted for %g s: %s", ACCEPT_PAUSE, why)
-        self._refused("no descriptors")
+        self._refused(NO_DESCRIPTORS)
         self._resume_at = time.monotonic() + ACCEPT_PAUSE
         self._unbind()
 
@@ -278,17 +285,6 @@ class Listener:
         self.socket.disable_monitor()
         self._monitor.close(0)
         self.socket.close(int(linger * 1000))
-
-
-def cannot_listen(url: str, error: zmq.ZMQError) -> ConfigError:
-    """Why, and what to look at."""
-    remedy = "see who has that port (`ss -ltnp`), or name another address"
-    if error.errno == errno.EADDRNOTAVAIL:
-        remedy = (
-            "it is no address of this host (`ip -br address` lists them). Is node_id this broker's "
-            "own? Where others know this host by another address, listen at one that it has"
-        )
-    return ConfigError(f"cannot listen at {url}: {os.strerror(error.errno or 0)}; {remedy}")
 
 
 def _borrowed(fd: int) -> socket.socket:

@@ -1,11 +1,10 @@
-"""The gateway's loop: one ROUTER socket, many sessions to the node, and nothing that blocks.
+"""The gateway's loop: one line to clients, many sessions to the node, and nothing that blocks.
 
     a connection:   TCP ──hello──> peer ──silent, gone, against the rules──> dropped
     each turn:      events, messages, lanes, fetches, what waits to be sent, who is lost; then sleep
 
 Owns the order of a turn and says which message goes to which part. A forbidden message ends its
-connection, and only that. Identities are ZeroMQ's own: a connection that chose one is dropped, for
-it might get another's messages.
+connection, and only that.
 """
 
 from __future__ import annotations
@@ -26,27 +25,21 @@ from penstock.server.config import NodeConfig
 from penstock.server.gateway.attachments import EndpointRegistry
 from penstock.server.gateway.authorization import Authorization
 from penstock.server.gateway.counts import GatewayCounts
+from penstock.server.gateway.curveline import CurveLine
 from penstock.server.gateway.endpoints import GatewayEndpoint
 from penstock.server.gateway.events import Events
 from penstock.server.gateway.fetch import FetchHandler
 from penstock.server.gateway.forward import RequestForwarder
 from penstock.server.gateway.handshake import Handshake
 from penstock.server.gateway.key_check import NOT_AUTHORIZED, KeyCheck
-from penstock.server.gateway.listener import (
-    FAILED_HANDSHAKES,
-    NO_FD,
-    UNREAD_MAX,
-    Frames,
-    Listener,
-    descriptor_of,
-    property_of,
-)
+from penstock.server.gateway.line import NO_FD, ClientLine, ClientParts
+from penstock.server.gateway.listener import FAILED_HANDSHAKES, UNREAD_MAX
 from penstock.server.gateway.lookup_thread import LookupThread
 from penstock.server.gateway.membership import Membership
 from penstock.server.gateway.partition_states import Known
 from penstock.server.gateway.peers import Peer, Peers
+from penstock.server.gateway.plainline import PlainLine
 from penstock.server.gateway.produce import ProduceHandler
-from penstock.server.gateway.slow_readers import Pacing
 from penstock.server.gateway.tokens import Tokens
 from penstock.server.node.topic_names import TopicNames
 
@@ -81,18 +74,11 @@ class Gateway:
         self._standing = standing = Authorization(config, self._names)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._entrance = KeyCheck(self._context, standing.access, standing.guard.audit)
-        self._line = Listener(
-            self._context,
-            config,
-            gone=self._closed,
-            refused=self._refused,
-            held=self._held,
-            secure=self._entrance.secure,
-        )
-        self._peers = Peers(self._line.socket, self.counts, config.client_bytes_max)
+        is_secure = self._entrance.is_secure
+        self._line: ClientLine = self._curve_line() if is_secure else self._plain_line()
+        self._peers = Peers(self._line, self.counts, config.client_bytes_max)
         self._membership = membership = Membership(config.node_id)
         self._greeting = Handshake(config, node_uuid, membership, standing, self._peers)
-        self._pacing = Pacing()
         self._by_fd: dict[int, Peer] = {}
         self._leaving: dict[bytes, int] = {}
         known = Known(folder, membership=membership)
@@ -147,9 +133,20 @@ class Gateway:
             fr.Hello: lambda *_: "it said hello twice",
         }
         self._stopping = False
-        self._has_rung = True  # or what came may have lost its sign: see `_has_messages`
         self._swept_at = time.monotonic()
         self._fetch_wait: float | None = None
+
+    def _curve_line(self) -> CurveLine:
+        return CurveLine(
+            self._context, self._config, gone=self._closed, refused=self._refused,
+            held=self._held, secure=self._entrance.secure,
+        )  # fmt: skip
+
+    def _plain_line(self) -> PlainLine:
+        return PlainLine(
+            self._config, gone=self._closed, broke=self._broke, refused=self._refused,
+            held=self._held, flooded=self._flooded,
+        )  # fmt: skip
 
     def bind(self) -> str:
         """Listen, if clients are to come: the URL with the real port."""
@@ -158,8 +155,7 @@ class Gateway:
     # --- the loop ---
     def run(self) -> None:
         """Serve until `stop`."""
-        self.events.watch(self._line.fileno(), self._line_rang)
-        self.events.watch(self._line.monitor_fileno(), self._line.look)
+        self._line.watch(self.events)
         self.events.watch(self._entrance.fileno(), self._entrance.serve)
         self._sweep()
         while not self._stopping:
@@ -186,58 +182,35 @@ class Gateway:
             self._drop(*lost)
 
     def _pause(self) -> float:
-        has_messages = self._has_messages()
+        reading = self._line.pause(time.monotonic())
         if self._producing.is_pending or self._fetching.is_pending:
             return 0.0
-        pause = SWEEP
-        if has_messages:
-            pause = self._pacing.pause(time.monotonic())
+        pause = SWEEP if reading is None else reading
         if self._peers.waiting:
             pause = min(pause, RETRY_SEND)
         if self._fetch_wait is not None:
             pause = min(pause, self._fetch_wait)
         return pause
 
-    def _has_messages(self) -> bool:
-        """Whether there are messages. From now on the socket's descriptor tells of what comes. The
-        socket is asked only where it was readable or something was sent, which may take that sign
-        away: asking costs some system calls."""
-        if self._has_rung or self._peers.has_sent:
-            self._peers.has_sent = False
-            self._has_rung = self._line.has_messages
-        return self._has_rung
-
-    def _line_rang(self) -> None:
-        self._has_rung = True
-        # Asked in a flood, so that whose message rang takes part in the turns.
-        if self._pacing.is_slow and self._line.has_messages:
-            self._pacing.rang()
-
     def _receive(self, now: float) -> bool:
         """Takes in what came; returns whether there was anything."""
-        if not self._has_rung:
-            return False
-        nbytes = 0
+        nbytes, has_come = 0, False
         for _ in range(MESSAGES_PER_TURN):
-            if nbytes > BYTES_PER_TURN or self._pacing.pause(now):
+            arrived = self._line.take(now) if nbytes <= BYTES_PER_TURN else None
+            if arrived is None:
                 break
-            frames = self._line.receive()
-            if frames is None:
-                self._has_rung = False
-                break
-            nbytes += sum(map(len, frames))
-            identity = frames[0].bytes
-            self._take(identity, frames, now)
-            peer = self._peers.by_identity.get(identity)
-            self._pacing.took(identity, peer is None or peer.budget.is_over, now)
-        return nbytes > 0
+            has_come = True
+            nbytes += sum(map(len, arrived.parts))
+            self._take(arrived, now)
+            peer = self._peers.by_identity.get(arrived.identity)
+            self._line.took(arrived.identity, peer is None or peer.budget.is_over, now)
+        return has_come
 
-    def _take(self, identity: bytes, frames: Frames, now: float) -> None:
-        parts = [frame.buffer for frame in frames[1:]]
-        self.counts.received_bytes += sum(map(len, parts))
-        peer = self._peers.by_identity.get(identity)
+    def _take(self, arrived: ClientParts, now: float) -> None:
+        self.counts.received_bytes += sum(map(len, arrived.parts))
+        peer = self._peers.by_identity.get(arrived.identity)
         try:
-            message, payload = codec.from_client(parts)
+            message, payload = codec.from_client(arrived.parts)
         except codec.FrameError as error:
             if peer is None:
                 self._refused("bad frame")
@@ -248,7 +221,7 @@ class Gateway:
         self.counts.requests[name] += 1
         if peer is None:
             try:
-                self._meet(identity, frames, message, now)
+                self._meet(arrived, message, now)
             except Exception:
                 logger.exception("a first %s failed", type(message).__name__)
                 self._refused("failure")
@@ -272,22 +245,21 @@ class Gateway:
             self._drop(peer, "against the rules", why)
 
     # --- connections ---
-    def _meet(self, identity: bytes, frames: Frames, message: fr.ClientMessage, now: float) -> None:
+    def _meet(self, arrived: ClientParts, message: fr.ClientMessage, now: float) -> None:
         """Takes the first message of a connection, or one of a connection that is being dropped.
 
         A sender that is not taken for a peer here is cut off when its time to say hello is over.
         Its message's descriptor is not used for that: it may be another connection's by now.
         """
+        identity = arrived.identity
         if identity in self._leaving:
             return
-        fd = descriptor_of(frames[0])
-        self._line.look()  # reports the descriptor's previous connection first
-        if not identity.startswith(b"\0"):
-            self._refused("chose its identity")
+        source = self._line.source(arrived)
+        if source is None:
             return
-        user_id = property_of(frames[0], "User-Id")
+        fd, address, user_id = source
         principal = self._entrance.principal_of(user_id)
-        address = property_of(frames[0], "Peer-Address") or "?"
+        address = address or "?"
         if principal is None:
             self._refused(NOT_AUTHORIZED)
             return
@@ -360,6 +332,14 @@ class Gateway:
         if self._leaving.pop(peer.identity, None) is not None and peer.fd not in self._by_fd:
             self._line.shut_down(peer.fd)
 
+    def _broke(self, fd: int, why: str) -> None:
+        """A connection does not keep to ZeroMQ's protocol."""
+        peer = self._by_fd.get(fd)
+        if peer is None:
+            self._line.shut_down(fd)
+        else:
+            self._drop(peer, "bad frame", why)
+
     def _closed(self, fd: int) -> None:
         """A TCP connection has ended."""
         peer = self._by_fd.get(fd)
@@ -375,6 +355,9 @@ class Gateway:
         if reason in FAILED_HANDSHAKES.values():
             self._entrance.failed(reason)
 
+    def _flooded(self) -> None:
+        self.counts.throttles["messages"] += 1
+
     def _held(self) -> None:
         self.counts.throttles["connections"] += 1
 
@@ -383,7 +366,6 @@ class Gateway:
         now = time.monotonic()
         self.events.later(SWEEP, self._sweep)
         self._line.sweep(now)
-        self._has_rung = True  # it may listen again, which takes signs away
         self._entrance.serve()
         if self._standing.look(now):
             self._access_changed()
@@ -415,13 +397,16 @@ class Gateway:
     def _access_changed(self) -> None:
         """Applies changed keys or quotas. Clients whose key is not authorized any more have to
         leave, and today's quota applies to those that are held back."""
+        line = self._line
         if self._entrance.is_outdated:
-            logger.info(
-                "the server key is another one from now on: connections that are there stay"
-                if self._entrance.is_secure
-                else "keys are in use from now on: connections without one end"
-            )
-            self._line.renew()
+            if isinstance(line, CurveLine):
+                logger.info(
+                    "the server key is another one from now on: connections that are there stay"
+                )
+                line.renew()
+            else:
+                logger.info("keys are in use from now on: connections without one end")
+                line = self._curve_line()
         for peer in list(self._peers.by_identity.values()):
             if self._entrance.principal_of(peer.user_id) != peer.principal:
                 why = self._entrance.why_not(peer.user_id)
@@ -435,6 +420,17 @@ class Gateway:
                 if endpoint.is_open:
                     self._producing.unhold(endpoint)
                     self._fetching.unhold(endpoint)
+
+        if isinstance(line, CurveLine) and line is not self._line:
+            self._change_to(line)
+
+    def _change_to(self, line: CurveLine) -> None:
+        """Listens by that line from now on, at the same place."""
+        old, self._line, self._peers.line = self._line, line, line
+        line.watch(self.events)
+        line.bind_soon(old.url)
+        old.read_in_vain()
+        old.close(0.0)
 
     # --- messages ---
     def _ping(self, peer: Peer, message: fr.Ping, _: memoryview | None, now: float) -> None:

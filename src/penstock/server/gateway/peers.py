@@ -1,8 +1,8 @@
 """Connections of remote clients: their identities, their outboxes, and the times of their last
 messages.
 
-Nothing here blocks. Messages without room in a connection's ZeroMQ queue wait in its outbox, which
-is bounded. A client that does not read is dropped, and delays nobody else.
+Nothing here blocks. Messages for which a connection has no room wait in its outbox, which is
+bounded. A client that does not read is dropped, and delays nobody else.
 
 Sending ends nothing. A peer that turns out to be lost is only noted: the sender may be in the
 middle of something for it. It gets nothing more, and the loop ends it when its turn is over.
@@ -15,19 +15,16 @@ import time
 from collections import deque
 from typing import Final, NamedTuple
 
-import zmq
-
-from penstock.client.remote.zmqcalls import MORE, NOBLOCK
 from penstock.server.gateway.counts import GatewayCounts
+from penstock.server.gateway.line import ClientLine, ConnectionGone
 from penstock.server.gateway.slow_readers import Budget
 
 logger = logging.getLogger("penstock.gateway")
 
 Piece = bytes | bytearray | memoryview
-Parts = list[Piece]
+Parts = tuple[bytes, Piece | None]
+"""Head and payload."""
 
-ZERO_COPY_FROM: Final = 64 << 10
-"""Payloads of at least so many bytes are sent from where they lie; the sender leaves them there."""
 MESSAGE_OVERHEAD: Final = 256
 CONGESTED_AT: Final = 1 << 20
 """Bytes in the outbox from which on senders that can wait should not add to it."""
@@ -108,20 +105,13 @@ class Lost(NamedTuple):
 
 
 class Peers:
-    """All connections, and the socket's sending half."""
+    """All connections, and the line's sending half."""
 
-    def __init__(
-        self,
-        socket: zmq.Socket[bytes],
-        counts: GatewayCounts,
-        bytes_max: int,
-    ) -> None:
-        self._socket = socket
+    def __init__(self, line: ClientLine, counts: GatewayCounts, bytes_max: int) -> None:
+        self.line = line
         self._counts = counts
         self._bytes_max = bytes_max
         self._lost: list[Lost] = []
-        self.has_sent = False
-        """Set with each message; for who has to know of it, and takes it back."""
         self.by_identity: dict[bytes, Peer] = {}
         self.waiting: dict[bytes, Peer] = {}
         """Those with an outbox that is not empty."""
@@ -129,7 +119,7 @@ class Peers:
     def send(self, peer: Peer, head: bytes, payload: Piece | None) -> bool:
         if peer.is_gone:
             return False
-        parts: Parts = [peer.identity, head] if payload is None else [peer.identity, head, payload]
+        parts = (head, payload)
         if not peer.outbox and self._try(peer, parts):
             return True
         if peer.is_gone:
@@ -177,7 +167,7 @@ class Peers:
     def say_last(self, peer: Peer, head: bytes) -> None:
         """Send this if it can be sent at once."""
         peer.is_gone = True
-        self._try(peer, [peer.identity, head])
+        self._try(peer, (head, None))
 
     def flush(self) -> None:
         """Send what waits, as far as it goes."""
@@ -191,26 +181,18 @@ class Peers:
 
     def _try(self, peer: Peer, parts: Parts) -> bool:
         """False: it has no room, or is gone."""
-        socket = self._socket
-        self.has_sent = True
+        head, payload = parts
         try:
-            socket.send(parts[0], MORE)
-        except zmq.Again:
-            return False
-        except zmq.ZMQError as error:
-            if error.errno != zmq.EHOSTUNREACH:
-                raise
+            if not self.line.send(peer.identity, head, payload):
+                return False
+        except ConnectionGone:
             self._lose(peer, "", "it has gone")
             return False
-        if len(parts) == 2:
-            socket.send(parts[1], NOBLOCK)
-        else:
-            socket.send(parts[1], MORE)
-            socket.send(parts[2], NOBLOCK, copy=len(parts[2]) < ZERO_COPY_FROM)
-        self._counts.sent_bytes += sum(map(len, parts))
+        self._counts.sent_bytes += len(head) + (0 if payload is None else len(payload))
         return True
 
 
 def _size(parts: Parts) -> int:
     """Returns the memory that these parts take here; small ones cost mostly as objects."""
-    return MESSAGE_OVERHEAD + sum(map(len, parts))
+    head, payload = parts
+    return MESSAGE_OVERHEAD + len(head) + (0 if payload is None else len(payload))

@@ -24,13 +24,8 @@ from zmq.utils.monitor import parse_monitor_message
 
 from penstock.core.errors import AttachRefusedError, PenstockError
 from penstock.security.keys import ServerKey
-from penstock.server.gateway.listener import (
-    NO_FD,
-    Listener,
-    cannot_listen,
-    descriptor_of,
-    property_of,
-)
+from penstock.server.gateway.line import NO_FD, cannot_listen
+from penstock.server.gateway.listener import Listener, descriptor_of, property_of
 from penstock.server.quorum import messages as qm
 from penstock.server.quorum.sockets import Context, Doorman, Watched, close_monitored, router
 
@@ -101,7 +96,7 @@ class QuorumListener:
             socket.close(0)
             if self._doorman is not None:
                 self._doorman.close()
-            raise cannot_listen(url, error) from error
+            raise cannot_listen(url, error.errno) from error
         self._router = Watched(socket, self._take)
         self._monitor = Watched(monitor, self._told)
         self._timer = self._loop.call_later(SWEEP, self._sweep)

@@ -17,7 +17,8 @@ import zmq
 
 from penstock.client.remote.zmqcalls import MORE, NOBLOCK
 from penstock.server.config import NodeConfig
-from penstock.server.gateway.listener import NO_FD, Frames, Listener, descriptor_of
+from penstock.server.gateway.line import NO_FD
+from penstock.server.gateway.listener import Frames, Listener, descriptor_of
 from penstock.server.replicator import protocol
 from penstock.server.replicator.counts import ReplicatorCounts
 from penstock.server.replicator.leader_fetch import FetchPeer, Serving
