@@ -24,7 +24,6 @@ from contextlib import ExitStack, contextmanager, redirect_stdout
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
-from unittest.mock import patch
 
 from cleanup_commands import Afterwards
 from cli_runner import COMMAND, call_cli, environment
@@ -211,7 +210,9 @@ def run_page(page: Path, url: str | None, named: Mapping[str, str] | None = None
     module = ModuleType("guide")  # some libraries look up where a function is from
     namespace = vars(module)
     with ExitStack() as started:
-        started.enter_context(patch.dict(sys.modules, guide=module))
+        # Not `patch.dict`, which forgets what a page imports: DuckDB imported twice aborts.
+        sys.modules["guide"] = module
+        started.callback(sys.modules.pop, "guide")
         terminal: Terminal | None = None
         printed = ""
         for block in run_blocks(page):
