@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -263,7 +264,8 @@ def moved(tmp_path: Path, node: NodeUnderTest) -> Iterator[Callable[[], None]]:
     def move() -> None:
         (writer,) = node.writer_pids()
         node.kill()
-        os.kill(writer, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):  # it ends with its node
+            os.kill(writer, signal.SIGKILL)
         wait_until(lambda: not is_running(writer), WITHIN, "the writer is gone")
         shutil.move(node.data, tmp_path / "elsewhere")
         node.start()

@@ -296,6 +296,8 @@ def test_rule_9_the_cleaner_leaves_with_its_node(node, client, number):
 def test_a_stopped_cleaner_does_not_hold_up_the_end(node, client):
     client.admin().create_topic("t", TopicConfig(retention=60))
     pid = cleaner_pid(node)
+    # Before that it is in the session of the fork server, whose end wakes those it stopped.
+    eventually(lambda: os.getsid(pid) == pid, "it has a session of its own")
     os.kill(pid, signal.SIGSTOP)
     assert node.stop() == 0
     assert f"the cleaner (pid {pid}) does not leave: it is killed" in node.log
