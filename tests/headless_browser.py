@@ -95,6 +95,10 @@ class HeadlessBrowser:
     def screenshot(self, file: Path) -> None:
         file.write_bytes(base64.b64decode(self._ask("GET", "/screenshot")))
 
+    def command(self, name: str, **parameters: Any) -> Any:
+        """A command of the DevTools protocol."""
+        return self._ask("POST", "/goog/cdp/execute", {"cmd": name, "params": parameters})
+
     def errors(self) -> list[str]:
         """What the browser complained of since the last call, but for answers that are errors."""
         found = self._ask("POST", "/se/log", {"type": "browser"})
