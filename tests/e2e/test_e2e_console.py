@@ -8,19 +8,31 @@ import os
 import shutil
 import signal
 import socket
+import ssl
 import subprocess
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from http.client import HTTPException
 from pathlib import Path
+from urllib.request import HTTPCookieProcessor, HTTPSHandler, build_opener
 
 import pytest
 from cli_runner import call_cli, cli_process
 from console_visitor import BASE, Visitor, visiting
 from starlette.testclient import TestClient
 
+from penstock.console import connection
 from penstock.console.app import make_app
 from penstock.console.config import ConsoleConfig
+from penstock.console.guard import (
+    ADDRESSES_MAX,
+    LOGINS_PER_MINUTE_MAX,
+    SESSION_SECONDS,
+    SESSIONS_MAX,
+    Sessions,
+)
 from penstock.console.live import LISTENERS_MAX
 from penstock.console.sampler import Sampler
 from penstock.console.server import ConsoleServer
@@ -146,11 +158,121 @@ def test_with_a_password_one_comes_by_login_only(node: Broker) -> None:
         assert visitor.client.post("/login", data=form, headers=elsewhere).status_code == 403
         assert "Overview" in visitor.client.post("/login", data=form).text
         assert "Log out" in visitor.client.get("/").text
+        cookie = dict(visitor.client.cookies)
         visitor.client.post("/logout")
+        assert "Log in" in visitor.get("/")
+        visitor.client.cookies.update(cookie)  # of somebody who took it
         assert "Log in" in visitor.get("/")
         codes = [visitor.client.post("/login", data={"password": "x"}).status_code
                  for _ in range(12)]  # fmt: skip
         assert codes[-1] == 429
+        another = TestClient(visitor.client.app, base_url=BASE, client=("10.0.0.8", 1))
+        assert "Overview" in another.post("/login", data=form).text
+
+
+def test_attempts_are_counted_by_address_and_sessions_end() -> None:
+    sessions = Sessions()
+    tries = [sessions.may_try(f"2001:db8::{number}", 0.0) for number in range(20)]
+    assert tries.count(True) == LOGINS_PER_MINUTE_MAX  # one network
+    assert sessions.may_try("2001:db8:0:1::1", 0.0)
+    assert sessions.may_try("10.0.0.7", 0.0)
+    assert sessions.may_try("2001:db8::1", 61.0)
+    for number in range(2 * ADDRESSES_MAX):
+        sessions.may_try(f"10.1.{number // 256}.{number % 256}", 0.0)
+    assert len(sessions.tried) == ADDRESSES_MAX
+    opened = [sessions.logged_in(1000.0 + number) for number in range(SESSIONS_MAX + 1)]
+    assert not sessions.is_open(opened[0], 1000.0)
+    assert sessions.is_open(opened[-1], 1000.0)
+    assert not sessions.is_open(sessions.made(1000.0), 1000.0)
+    sessions.end(opened[-1])
+    assert not sessions.is_open(opened[-1], 1000.0)
+    assert not sessions.is_open(opened[5], 1000.0 + SESSION_SECONDS + 60)
+
+
+def test_a_stream_ends_with_its_session(node: Broker) -> None:
+    config = ConsoleConfig(url=node.url, port=0, password="correct horse battery")
+    server = ConsoleServer(config)
+    server.start()
+    try:
+        sessions = server.app.state.shell.sessions
+        cookie = sessions.logged_in(time.time())
+        name = server.app.state.shell.door.cookie
+        asked = urllib.request.Request(f"{server.url}/live", headers={"Cookie": f"{name}={cookie}"})
+        with urllib.request.urlopen(asked, timeout=20) as stream:
+            assert stream.readline().startswith(b"retry")
+            sessions.end(cookie)
+            server.app.state.shell.live.publish(b"{}")
+            stream.read()  # to its end
+    finally:
+        server.stop()
+
+
+def has_ended(connection: socket.socket) -> bool:
+    """Waits for its end, whichever way that comes."""
+    try:
+        return connection.recv(1) == b""
+    except ConnectionResetError:
+        return True
+
+
+def test_one_address_takes_half_of_the_connections_and_a_quiet_one_ends(
+    node: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = ConsoleServer(ConsoleConfig(url=node.url, port=0))
+    server.start()
+    where = ("127.0.0.1", int(server.url.rpartition(":")[2]))
+    held: list[socket.socket] = []
+    try:
+        for _ in range(connection.ADDRESS_CONNECTIONS_MAX + 1):
+            held.append(socket.create_connection(where, timeout=20))
+        assert has_ended(held[-1])
+        with socket.create_connection(where, timeout=20, source_address=("127.0.0.2", 0)) as other:
+            host = b"Host: localhost:%d" % where[1]
+            other.sendall(b"GET /static/icon.svg HTTP/1.1\r\n" + host + b"\r\n\r\n")
+            assert other.recv(12) == b"HTTP/1.1 200"
+        for each in held:
+            each.close()
+        monkeypatch.setattr(connection, "QUIET_SECONDS", 0.1)
+        with socket.create_connection(where, timeout=20) as quiet:
+            quiet.sendall(b"GET / HTTP/1.1\r\nHost: ")
+            assert has_ended(quiet)
+    finally:
+        for each in held:
+            each.close()
+        server.stop()
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl, for a certificate")
+def test_it_serves_by_tls(node: Broker, tmp_path: Path) -> None:
+    certificate, private_key = str(tmp_path / "chain.pem"), str(tmp_path / "key.pem")
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256",
+         "-nodes", "-days", "2", "-subj", "/CN=localhost", "-addext",
+         "subjectAltName=IP:127.0.0.1", "-keyout", private_key, "-out", certificate],
+        check=True, capture_output=True, timeout=60,
+    )  # fmt: skip
+    server = ConsoleServer(ConsoleConfig(
+        url=node.url, port=0, host="0.0.0.0", password="correct horse battery",
+        certificate=certificate, private_key=private_key,
+    ))  # fmt: skip
+    server.start()
+    try:
+        url = server.url.replace("0.0.0.0", "127.0.0.1")
+        assert url.startswith("https://")
+        trusts = ssl.create_default_context(cafile=certificate)
+        jar = HTTPCookieProcessor()
+        browser = build_opener(HTTPSHandler(context=trusts), jar)
+        assert b"Log in" in browser.open(f"{url}/", timeout=20).read()
+        page = browser.open(f"{url}/login", b"password=correct+horse+battery", timeout=20)
+        assert b"Overview" in page.read()
+        assert all(each.secure for each in jar.cookiejar)
+        assert len(jar.cookiejar) == 1
+        with pytest.raises(urllib.error.URLError, match="CERTIFICATE_VERIFY_FAILED"):
+            urllib.request.urlopen(f"{url}/", timeout=20)
+        with pytest.raises((OSError, HTTPException)):
+            urllib.request.urlopen(url.replace("https", "http"), timeout=20)
+    finally:
+        server.stop()
 
 
 def test_only_its_proxy_reaches_a_console_that_has_one(node: Broker) -> None:

@@ -11,12 +11,14 @@ Every answer carries a policy by which a browser runs no script but the console'
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import hashlib
 import hmac
+import ipaddress
 import secrets
 import time
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
@@ -34,6 +36,13 @@ BODY_BYTES_MAX: Final = 3 << 20
 """Of a form: a record of a mebibyte, escaped."""
 FIELDS_MAX: Final = 200
 LOGINS_PER_MINUTE_MAX: Final = 10
+"""Attempts of one address; of IPv6 those of a /64 are one."""
+ADDRESSES_MAX: Final = 1024
+"""Addresses whose attempts are counted, the last ones."""
+SESSIONS_MAX: Final = 256
+"""Sessions that logged in; one more ends the oldest."""
+FORM_SECONDS: Final = 30.0
+"""Within which a form has to arrive."""
 LOGIN: Final = "/login"
 STATIC: Final = "/static/"
 POLICY: Final = (
@@ -75,10 +84,14 @@ class ConsoleDoor:
 
 @dataclass(slots=True)
 class Sessions:
-    """Signs and reads cookies. A restart of the console makes all of them void."""
+    """Signs and reads cookies. A restart of the console makes all of them void. Where one logs in,
+    a session is kept from there on until it ends: nobody else can fill these up."""
 
     key: bytes = field(default_factory=lambda: secrets.token_bytes(32))
-    logins: deque[float] = field(default_factory=lambda: deque(maxlen=LOGINS_PER_MINUTE_MAX))
+    tried: OrderedDict[str, deque[float]] = field(default_factory=OrderedDict)
+    """By address: when it tried to log in, the newest last."""
+    open: OrderedDict[str, int] = field(default_factory=OrderedDict)
+    """Sessions that logged in, and until when they last."""
 
     def made(self, now: float) -> str:
         text = f"{secrets.token_urlsafe(24)}.{int(now) + SESSION_SECONDS}"
@@ -90,15 +103,35 @@ class Sessions:
         is_signed = hmac.compare_digest(mac.encode(), self._mac("session", text).encode())
         return is_signed and until.isdigit() and now < int(until)
 
+    def logged_in(self, now: float) -> str:
+        """A session that is open until `end`, or for its time."""
+        session = self.made(now)
+        self.open[session] = int(now) + SESSION_SECONDS
+        while self.open and (len(self.open) > SESSIONS_MAX or next(iter(self.open.values())) < now):
+            self.open.popitem(last=False)
+        return session
+
+    def is_open(self, session: str | None, now: float) -> bool:
+        return session in self.open and self.is_valid(session, now)
+
+    def end(self, session: str | None) -> None:
+        """Makes a session void: its cookie opens nothing more."""
+        self.open.pop(session or "", None)
+
     def token(self, session: str) -> str:
         """Returns the token that forms of a session carry."""
         return self._mac("form", session)
 
-    def may_try(self, now: float) -> bool:
-        """Counts an attempt to log in; False: there were too many within a minute."""
-        if len(self.logins) == LOGINS_PER_MINUTE_MAX and now - self.logins[0] < 60:
+    def may_try(self, address: str, now: float) -> bool:
+        """Counts an attempt to log in; False: this address had too many within a minute."""
+        who = _network(address)
+        tried = self.tried.setdefault(who, deque(maxlen=LOGINS_PER_MINUTE_MAX))
+        self.tried.move_to_end(who)
+        while len(self.tried) > ADDRESSES_MAX:
+            self.tried.popitem(last=False)
+        if len(tried) == LOGINS_PER_MINUTE_MAX and now - tried[0] < 60:
             return False
-        self.logins.append(now)
+        tried.append(now)
         return True
 
     def sealed(self, text: str) -> str:
@@ -114,6 +147,15 @@ class Sessions:
 
     def _mac(self, purpose: str, text: str) -> str:
         return hmac.new(self.key, f"{purpose}:{text}".encode(), hashlib.sha256).hexdigest()
+
+
+def _network(address: str) -> str:
+    """An address as attempts are counted; one that is none by its text."""
+    try:
+        given = ipaddress.ip_address(address.partition("%")[0])
+    except ValueError:
+        return address
+    return address if given.version == 4 else str(ipaddress.ip_network((given, 64), strict=False))
 
 
 class ConsoleGuard:
@@ -179,9 +221,11 @@ class ConsoleGuard:
         """Finds the session; with a password, who has none is sent to log in."""
         cookies = cookie_parser(Headers(scope=scope).get("cookie", ""))
         session, now = cookies.get(self._door.cookie), time.time()
-        is_known = self._sessions.is_valid(session, now)
+        has_login = self._door.password is not None
+        check = self._sessions.is_open if has_login else self._sessions.is_valid
+        is_known = check(session, now)
         path = scope["path"]
-        needs_login = self._door.password is not None and not is_known
+        needs_login = has_login and not is_known
         if needs_login and path != LOGIN and not path.startswith(STATIC):
             if path == "/live":
                 return self._no("login", 401, "log in first")
@@ -195,6 +239,7 @@ class ConsoleGuard:
         state = scope.setdefault("state", {})
         state["token"] = "" if session is None else self._sessions.token(session)
         state["is_in"] = session is not None
+        state["session"] = session
         return None
 
     def _no(self, reason: str, status: int, message: str) -> Response:
@@ -222,6 +267,23 @@ async def form_of(request: Request) -> dict[str, str]:
     kind = request.headers.get("content-type", "").partition(";")[0].strip()
     if kind != "application/x-www-form-urlencoded":
         raise RefusedActionError(415, "a form is application/x-www-form-urlencoded")
+    try:
+        async with asyncio.timeout(FORM_SECONDS):
+            body = await _body_of(request)
+    except TimeoutError:
+        raise RefusedActionError(
+            408, f"the form did not arrive within {FORM_SECONDS:.0f} s (FORM_SECONDS)"
+        ) from None
+    try:
+        pairs = parse_qsl(
+            body.decode("ascii"), keep_blank_values=True, errors="strict", max_num_fields=FIELDS_MAX
+        )
+    except ValueError as error:
+        raise RefusedActionError(400, f"this form cannot be read: {error}") from error
+    return dict(pairs)
+
+
+async def _body_of(request: Request) -> bytes:
     body = bytearray()
     async for part in request.stream():
         body += part
@@ -230,13 +292,7 @@ async def form_of(request: Request) -> dict[str, str]:
                 413, f"a form has at most {BODY_BYTES_MAX} bytes (BODY_BYTES_MAX): send larger "
                 "records by `penstock produce`",
             )  # fmt: skip
-    try:
-        pairs = parse_qsl(
-            body.decode("ascii"), keep_blank_values=True, errors="strict", max_num_fields=FIELDS_MAX
-        )
-    except ValueError as error:
-        raise RefusedActionError(400, f"this form cannot be read: {error}") from error
-    return dict(pairs)
+    return bytes(body)
 
 
 async def checked_form(request: Request, names: frozenset[str]) -> dict[str, str]:

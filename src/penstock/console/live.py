@@ -6,7 +6,7 @@ One text is made for all of them. A browser that is slow misses looks, and hears
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Final
 
 LISTENERS_MAX: Final = 64
@@ -63,11 +63,11 @@ class LiveEvents:
     def release(self) -> None:
         self.listeners -= 1
 
-    async def stream(self) -> AsyncIterator[bytes]:
-        """The events of one listener, the last one first."""
+    async def stream(self, may_hear: Callable[[], bool]) -> AsyncIterator[bytes]:
+        """The events of one listener, the last one first, as long as it `may_hear` them."""
         heard = 0
         yield b"retry: 2000\n\n"
-        while not self._is_closed:
+        while not self._is_closed and may_hear():
             news = self._news
             if heard != self._number:
                 heard = self._number

@@ -11,6 +11,7 @@ import uvicorn
 from penstock.console import peer
 from penstock.console.app import make_app
 from penstock.console.config import ConsoleConfig
+from penstock.console.connection import protocol_of
 from penstock.core.errors import ConfigError, PenstockError
 
 CONNECTIONS_MAX: Final = 256
@@ -35,7 +36,8 @@ class ConsoleServer:
             self.app, log_config=None, log_level="error", access_log=False, server_header=False,
             proxy_headers=False,
             limit_concurrency=CONNECTIONS_MAX, timeout_keep_alive=KEEP_ALIVE, ws="none",
-            timeout_graceful_shutdown=STOP_SECONDS, lifespan="on", http="h11", loop="asyncio",
+            timeout_graceful_shutdown=STOP_SECONDS, lifespan="on", loop="asyncio",
+            http=protocol_of(config.proxy),
             ssl_certfile=config.certificate, ssl_keyfile=config.private_key,
         ))  # fmt: skip
         self._failure: BaseException | None = None

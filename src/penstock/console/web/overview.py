@@ -87,8 +87,15 @@ class LiveStream:
             await answer(scope, receive, send)
             return
         self._shell.sampler.watchers = live.listeners
+        self._shell.sampler.watch()
+        session, sessions = scope["state"]["session"], self._shell.sessions
+        has_login = self._shell.door.password is not None
+
+        def may_hear() -> bool:
+            return not has_login or sessions.is_open(session, time.time())
+
         try:
-            answer = StreamingResponse(live.stream(), media_type="text/event-stream")
+            answer = StreamingResponse(live.stream(may_hear), media_type="text/event-stream")
             await answer(scope, receive, send)
         finally:
             live.release()
@@ -107,20 +114,25 @@ async def login(shell: ConsoleShell, request: Request) -> Response:
     form, wanted = await form_of(request), shell.door.password
     if wanted is None:
         return RedirectResponse("/", 303)
-    if not shell.sessions.may_try(time.monotonic()):
-        raise RefusedActionError(429, "too many attempts: wait a minute")
+    if not shell.sessions.may_try(_address(request), time.monotonic()):
+        raise RefusedActionError(429, "too many attempts from your address: wait a minute")
     if not hmac.compare_digest(form.get("password", "").encode(), wanted.encode()):
         return shell.page(request, "login.html", 403, failed=True)
     answer = RedirectResponse("/", 303)
-    session = shell.sessions.made(time.time())
+    session = shell.sessions.logged_in(time.time())
     cookie = cookie_text(shell.door, shell.door.cookie, session, SESSION_SECONDS)
     answer.headers.append("Set-Cookie", cookie)
     return answer
 
 
+def _address(request: Request) -> str:
+    return "0.0.0.0" if request.client is None else request.client.host
+
+
 async def logout(shell: ConsoleShell, request: Request) -> Response:
-    """Ends the session of this browser."""
+    """Ends the session of this browser: its cookie is void from here on."""
     check_origin(request, shell.door.names)
+    shell.sessions.end(request.state.session)
     answer = RedirectResponse(LOGIN, 303)
     answer.headers.append("Set-Cookie", cookie_text(shell.door, shell.door.cookie, "", 0))
     return answer
