@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 import pytest
+from altered_start import Seconds, wrong_clock
 from node_helpers import NodeProcess, eventually
 
 import penstock
@@ -19,51 +19,17 @@ YEARS = 10 * 365 * 86_400.0
 DAY = 86_400.0
 RECORDS = 500
 OTHER_BOOT = "00000000-0000-4000-8000-000000000000"
-WRONG_CLOCK = """
-import os, time
-
-def _wrong(real, unit):
-    def read():
-        with open(os.environ["PENSTOCK_TEST_CLOCK"]) as file:
-            return real() + type(real())(float(file.read()) * unit)
-    return read
-
-if "PENSTOCK_TEST_CLOCK" in os.environ:
-    time.time = _wrong(time.time, 1)
-    time.time_ns = _wrong(time.time_ns, 1_000_000_000)
-"""
-"""What Python runs at its start: the wall clock of the node's processes is off by a number of
-seconds in a file. The test's own clients have the right time."""
 pytestmark = pytest.mark.local("is about the node's own clock")
 
 
-class Clock:
-    def __init__(self, folder: Path) -> None:
-        self.path = folder / "clock"
-        self.set(0.0)
-
-    def set(self, offset: float) -> None:
-        written = self.path.with_name("clock.new")
-        written.write_text(str(offset))
-        written.rename(self.path)
+@pytest.fixture
+def clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Seconds:
+    return wrong_clock(tmp_path, monkeypatch)
 
 
 @pytest.fixture
-def clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Clock:
-    home = tmp_path / "startup"
-    home.mkdir()
-    (home / "sitecustomize.py").write_text(WRONG_CLOCK)
-    path = os.pathsep.join(filter(None, [str(home), os.environ.get("PYTHONPATH", "")]))
-    made = Clock(tmp_path)
-    monkeypatch.setenv("PYTHONPATH", path)
-    monkeypatch.setenv("PENSTOCK_TEST_CLOCK", str(made.path))
-    return made
-
-
-@pytest.fixture
-def node(tmp_path: Path, clock: Clock) -> Iterator[NodeProcess]:
+def node(tmp_path: Path, clock: Seconds) -> Iterator[NodeProcess]:
     arguments = ("--writers", "1", "--cleaner-interval", "0.05", "--metrics", "127.0.0.1:0")
-    # Python looks for `sitecustomize` along PYTHONPATH, and this checkout goes before it.
     with NodeProcess(tmp_path / "data", *arguments) as node:
         yield node.start()
 

@@ -1,6 +1,7 @@
 """Alert rules by promtool: each fires where it should, and is quiet on a node that is well.
 
-Series are written out here; `tests/e2e/test_e2e_alerts.py` gives promtool those of a real node.
+Series are written out here; `test_e2e_alerts.py` and `test_cluster_alerts.py` give promtool those
+of real nodes.
 """
 
 from __future__ import annotations
