@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import lz4.block
+import msgspec
 import pytest
 from cli_runner import call_cli
 from group_fixture import fill
@@ -15,6 +17,7 @@ from penstock import connect
 from penstock.client.backup import files as bf
 from penstock.client.backup.create import create
 from penstock.client.backup.restore import restore
+from penstock.core.crc import crc32c
 from penstock.core.errors import PenstockError
 from penstock.testing import Broker, drain, wait_until
 
@@ -216,3 +219,58 @@ def test_the_command_restores_and_shows_what_a_backup_has(node, other, tmp_path)
     ran = call_cli("restore", str(tmp_path), "--format", "json", url=other.url)
     assert [one["records"] for one in ran.objects] == [10]
     assert rows(other, topic) == rows(node, topic)
+
+
+def packed(items: bytes) -> bytes:
+    """A records file of one block, whose checksums are right."""
+    payload = lz4.block.compress(items, store_size=False)
+    return bf.MAGIC + bf.HEAD.pack(len(payload), crc32c(payload), len(items)) + payload
+
+
+def of_nothing(count: int) -> bytes:
+    """Three columns without an item, and one of so many that are null."""
+    return b"\x96\x90\x90\x90" + b"\xdd" + count.to_bytes(4, "big") + b"\xc0" * count + b"\xc0\xc0"
+
+
+@pytest.mark.parametrize(
+    ("items", "what"),
+    [
+        (msgspec.msgpack.encode([[0, 1], [5, 6], [None], [b"a", b"b"], None, None]), "lengths"),
+        (msgspec.msgpack.encode([[0], [5], [None], [b"a"], [[], []], None]), "lengths"),
+        (msgspec.msgpack.encode([[0], [5], [None], [b"a"], None, []]), "lengths"),
+        (of_nothing(bf.RECORDS_MAX + 1), "length <= 1048576"),
+    ],
+    ids=["keys", "headers", "work", "too many"],
+)
+def test_a_block_of_columns_that_do_not_fit_is_refused(tmp_path, items, what):
+    folder = tmp_path / "t-0"
+    folder.mkdir()
+    data = packed(items)
+    (folder / "0.records").write_bytes(data)
+    (tmp_path / bf.MANIFEST).touch()
+    file = bf.BackupFile("t-0/0.records", 0, 2, 2, len(data), "", 0, 1)
+    refused = pytest.raises(bf.BackupError, match=f"damaged at byte 8: .*{what}")
+    with bf.BackupFolder(tmp_path) as kept, refused:
+        list(kept.blocks(file))
+
+
+def test_links_in_a_backup_are_refused_and_nothing_elsewhere_is_touched(node, tmp_path):
+    topic = node.create_topic()
+    fill(node, topic, 0, 5)
+    kept, elsewhere = tmp_path / "kept", tmp_path / "elsewhere"
+    with connect(node.url) as client:
+        create(client, str(kept), [topic])
+        file = only_file(kept)
+        elsewhere.mkdir()
+        precious = elsewhere / f"{7:020d}{bf.SUFFIX}"
+        precious.write_bytes(b"precious")
+        for link, to in (
+            (kept / "other-0", elsewhere), (file.with_name(f"9{bf.SUFFIX}"), precious),
+        ):  # fmt: skip
+            link.symlink_to(to)
+            for verb in (create, restore):
+                with pytest.raises(bf.BackupError, match=f"{link.name} is a symbolic link"):
+                    verb(client, str(kept), [topic])
+            link.unlink()
+        create(client, str(kept), [topic])
+    assert precious.read_bytes() == b"precious"

@@ -23,7 +23,7 @@ import os
 import struct
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO, Final, Self
+from typing import Annotated, Any, BinaryIO, Final, Self
 
 import lz4.block
 import msgspec
@@ -41,6 +41,9 @@ MAGIC: Final = b"PSTKBAK1"
 HEAD: Final = struct.Struct("<III")
 BLOCK_BYTES_MAX: Final = 1 << 28
 """A block that claims more is damaged."""
+RECORDS_MAX: Final = 1 << 20
+"""Records of a block, far above what `create` puts into one: a few bytes could else claim lists of
+gigabytes."""
 FILE_BYTES_MAX: Final = 1 << 30
 """A file that has grown so far is ended, and another one begun."""
 MANIFEST_BYTES_MAX: Final = 1 << 30
@@ -50,15 +53,26 @@ class BackupError(PenstockError):
     """A backup is damaged, or does not fit what it is to be made of or restored to."""
 
 
+_Items = msgspec.Meta(max_length=RECORDS_MAX)
+
+
 class RecordBlock(msgspec.Struct, array_like=True):
     """Records as columns; `headers` and `work` are None where no record has any."""
 
-    offsets: list[int]
-    timestamps: list[int]
-    keys: list[bytes | None]
-    values: list[bytes | None]
-    headers: list[HeaderList] | None
-    work: list[tuple[int | None, int | None, int | None, bytes | None] | None] | None
+    offsets: Annotated[list[int], _Items]
+    timestamps: Annotated[list[int], _Items]
+    keys: Annotated[list[bytes | None], _Items]
+    values: Annotated[list[bytes | None], _Items]
+    headers: Annotated[list[HeaderList], _Items] | None
+    work: (
+        Annotated[list[tuple[int | None, int | None, int | None, bytes | None] | None], _Items]
+        | None
+    )
+
+    def is_whole(self) -> bool:
+        """Whether all columns have as many items."""
+        columns = (self.timestamps, self.keys, self.values, self.headers, self.work)
+        return all(len(one) == len(self.offsets) for one in columns if one is not None)
 
 
 class BackupFile(msgspec.Struct):
@@ -118,6 +132,7 @@ class BackupFolder:
                 raise BackupError(f"{self.path} has other files: name an empty folder, or a backup")
         elif not (self.path / MANIFEST).is_file():
             raise BackupError(f"{self.path} is no backup: there is no {MANIFEST}")
+        self._refuse_links()
         self._storage = Storage()
         self._lock = os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
@@ -131,6 +146,15 @@ class BackupFolder:
 
     def __exit__(self, *_: object) -> None:
         os.close(self._lock)
+
+    def _refuse_links(self) -> None:
+        """A link would have files elsewhere read, written over or removed."""
+        for folder, folders, names in os.walk(self.path):
+            for place in (os.path.join(folder, name) for name in (*folders, *names)):
+                if os.path.islink(place):
+                    raise BackupError(
+                        f"{place} is a symbolic link, and a backup has none: put its files there"
+                    )
 
     def load(self) -> BackupManifest:
         """The manifest; an empty one where there is none yet."""
@@ -221,11 +245,14 @@ def _read_block(path: Path, opened: BinaryIO, head: bytes) -> RecordBlock:
     if len(payload) != length or crc32c(payload) != crc:
         raise BackupError(f"{where}: a checksum is wrong")
     try:
-        return msgspec.msgpack.decode(
+        block = msgspec.msgpack.decode(
             lz4.block.decompress(payload, uncompressed_size=raw), type=RecordBlock
         )
     except (msgspec.MsgspecError, lz4.block.LZ4BlockError, RecursionError) as error:
         raise BackupError(f"{where}: {error}") from error
+    if not block.is_whole():
+        raise BackupError(f"{where}: its columns have different lengths")
+    return block
 
 
 class RecordsWriter:
