@@ -20,6 +20,7 @@ from event_loops import run
 from penstock import aio
 from penstock.client.share import acquirer
 from penstock.core import errors as er
+from penstock.ipc.doorbell import Backoff
 from penstock.testing import Broker, produce, wait_until
 
 pytestmark = pytest.mark.over_tcp
@@ -525,6 +526,22 @@ def test_a_worker_with_all_its_leases_says_why_it_gets_no_more(
         assert len(jobs.poll(1, timeout=WITHIN)) == 1
         assert jobs.poll(timeout=0.05) == []
         assert jobs.metrics()["held_up"] == 2
+
+
+def test_who_asked_in_vain_asks_at_once_when_a_record_comes(topic, work, node, monkeypatch):
+    """The pause is for those who were too late for a record that they saw."""
+    monkeypatch.setattr(acquirer, "LOOK_EVERY", 3600.0)
+    produce(node, topic, [b"x"])
+    with work() as jobs:
+        [job] = jobs.poll(1, timeout=WITHIN)
+        monkeypatch.setattr(jobs._acquirer, "_pauses", Backoff(3600.0, 3600.0))
+        job.ack()
+        before = jobs.metrics()["empty"]
+        wait_until(
+            lambda: not jobs.poll(1, timeout=0.01) and jobs.metrics()["empty"] > before, WITHIN
+        )
+        produce(node, topic, [b"y"])
+        assert [job.value for job in jobs.poll(1, timeout=WITHIN)] == [b"y"]
 
 
 def test_two_leases_of_a_partition_are_read_one_after_the_other(client, topic, work):

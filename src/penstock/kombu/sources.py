@@ -50,8 +50,8 @@ class Arrival(NamedTuple):
 class QueueSource:
     """A queue, for one channel. `is_due`: whether it is to be looked at.
 
-    After messages it asks for more only once the log has some, or after a while. An answer to an
-    empty-handed worker makes it wait before it asks again, also for what comes the next moment.
+    After messages it asks for more only once the log has some, or after a while: that saves a
+    request for each message of a quiet queue.
     """
 
     def __init__(self, queue: str, share: ShareConsumer) -> None:

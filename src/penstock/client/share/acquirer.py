@@ -78,6 +78,8 @@ class Acquirer:
         self._was_held_up = False
         self._is_told = False
         """Whether the coordinator gives a notice once there is something to acquire."""
+        self._had_work = False
+        """Whether there were records that nobody had had, as far as was known, when it asked."""
         self._retry_at = 0.0
         self._ask_at = 0.0
         self._look_at = 0.0
@@ -145,6 +147,8 @@ class Acquirer:
         if not (acquires or is_due or claims.jobs) or self._exchange.under_way is not None:
             return
         sent = self._leases.outgoing()
+        if acquires:
+            self._had_work = self._lease_reader.has_work()
         names, ends = self._lease_reader.ends() if acquires else ([], [])
         records_max = 0
         if acquires:
@@ -238,7 +242,9 @@ class Acquirer:
             self._retry_at = 0.0
         else:
             self._counts["empty"] += 1
-            self._retry_at = now + self._pauses.bound()
+            # The pause is for records that others have, or nobody may: many workers wake for each
+            # record. A worker that asked without a record in sight asks at once when one comes.
+            self._retry_at = now + self._pauses.bound() if self._had_work else 0.0
 
     def burying(self) -> Waits[None]:
         """Tell the coordinator which dead letters are written."""
