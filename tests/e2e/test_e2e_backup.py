@@ -223,7 +223,7 @@ def test_the_command_restores_and_shows_what_a_backup_has(node, other, tmp_path)
 
 def packed(items: bytes) -> bytes:
     """A records file of one block, whose checksums are right."""
-    payload = lz4.block.compress(items, store_size=False)
+    payload: bytes = lz4.block.compress(items, store_size=False)
     return bf.MAGIC + bf.HEAD.pack(len(payload), crc32c(payload), len(items)) + payload
 
 
