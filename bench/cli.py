@@ -25,8 +25,10 @@ from penstock.bench import (
     delayed,
     footprint,
     groups,
+    kafkajars,
     latency,
     partitions,
+    peers,
     queuepage,
     queues,
     recovery,
@@ -52,6 +54,7 @@ from penstock.bench.options import (
     Where,
 )
 from penstock.bench.partitions import PartitionsOptions
+from penstock.bench.peers import PeersOptions
 from penstock.bench.progress import BenchProgress
 from penstock.bench.queues import QueueOptions
 from penstock.bench.recovery import RecoveryOptions
@@ -144,6 +147,13 @@ def _queue_page(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _peers_page(arguments: argparse.Namespace) -> int:
+    from penstock.bench import peerspage
+
+    peerspage.write(arguments.results, arguments.output)
+    return 0
+
+
 def _finish(result: Result, arguments: argparse.Namespace) -> int:
     if arguments.format == "json":
         print(json.dumps(result), flush=True)
@@ -177,6 +187,8 @@ def _parser() -> argparse.ArgumentParser:
     _add_queue(commands)
     _add_celery(commands)
     _add_queue_page(commands)
+    _add_peers(commands)
+    _add_peers_page(commands)
     _add_plots(commands)
     _add_suite(commands)
     return parser
@@ -458,6 +470,34 @@ def _add_queue_page(commands: Any) -> None:
         help="results of `delayed --format json`, for a section of their own",
     )  # fmt: skip
     parser.add_argument("--output", type=Path, default=Path("docs/benchmarks/queue.md"))
+
+
+def _add_peers(commands: Any) -> None:
+    parser = _measurement(
+        commands, "peers", peers.run, PeersOptions(), "peers",
+        "Penstock beside Kafka, Redis, NATS and RabbitMQ from Python, in turns, each with a server "
+        "of this run or one that is named; what is missing here is left out, with the reason",
+        work=f"one of {', '.join(peers.WORK)} (empty: all)",
+        records="of a turn of throughput; some peers are given a share or a multiple",
+        rate="records a second of latency", seconds="of a turn of latency",
+        warmup="seconds before that", jobs="of a turn of the work queues",
+        turns="the median counts",
+        only="the peers whose key contains it",
+        **dict.fromkeys(peers.SERVERS, "HOST:PORT of one that runs already"),
+        timeout="seconds for a turn of one peer",
+    )  # fmt: skip
+    parser.add_argument(
+        "--jars", type=Path, default=None,
+        help=f"folder of Kafka's jars (None: {kafkajars.cache()}, fetched by Maven)",
+    )  # fmt: skip
+
+
+def _add_peers_page(commands: Any) -> None:
+    text = "write the page and draw the plot of results of `peers --format json`"
+    parser = commands.add_parser("peers-page", help=text, description=text)
+    parser.set_defaults(run=_peers_page)
+    parser.add_argument("results", type=Path, nargs="+", help="files; each may have other work")
+    parser.add_argument("--output", type=Path, default=Path("docs/benchmarks/peers.md"))
 
 
 def _add_plots(commands: Any) -> None:

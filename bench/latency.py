@@ -15,7 +15,7 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -28,11 +28,10 @@ from penstock.bench.options import LATENCY_HEAD, LatencyOptions
 from penstock.bench.progress import BenchProgress
 from penstock.bench.usage import Usage, cpu_seconds_of, differences
 from penstock.client.producer.delivery import Delivery
-from penstock.client.producer.producer import Producer
 
 _HEAD: Final = struct.Struct("<QQQ")  # number, due, sent
 assert _HEAD.size == LATENCY_HEAD
-_HEAD_FIELDS: Final = np.dtype([("number", "<u8"), ("due", "<u8"), ("sent", "<u8")])
+HEAD_FIELDS: Final = np.dtype([("number", "<u8"), ("due", "<u8"), ("sent", "<u8")])
 _PR_SET_TIMERSLACK: Final = 29
 FLUSH_TIMEOUT: Final = 30.0
 
@@ -93,8 +92,14 @@ def produce(task: LatencyTask, station: Station) -> None:
         station.await_order()
 
 
+class SendsOne(Protocol):
+    """A producer, or a client of another server."""
+
+    def send(self, topic: str, value: bytes, /) -> Any: ...
+
+
 def send_on_schedule(
-    producer: Producer,
+    producer: SendsOne,
     topic: str,
     options: LatencyOptions,
     acknowledged: dict[int, int] | None,
@@ -178,7 +183,7 @@ def measure(
         place.topic(options.partitions, options.durability) as topic,
     ):
         sent, taken, servers = _measure(options, place, topic, progress)
-    heads = np.frombuffer(taken.heads, _HEAD_FIELDS)
+    heads = np.frombuffer(taken.heads, HEAD_FIELDS)
     received = np.array(taken.received, np.int64)
     measured = measured_of(options, heads)
     result = {

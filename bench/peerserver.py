@@ -37,18 +37,7 @@ def serving(
     """Run a server until the block ends, which begins once `is_ready`. The kernel kills it should
     this process be killed. Raises `BenchError` with the end of its log where it does not start."""
     log = folder / f"{name}.log"
-    owner = os.getpid()
-    with log.open("wb") as out:
-        process = subprocess.Popen(
-            [str(word) for word in command],
-            cwd=folder,
-            env={**os.environ, **(env or {})},
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=subprocess.STDOUT,
-            process_group=0,  # a terminal's Ctrl-C is for the run, which then ends the server
-            preexec_fn=lambda: _end_with(owner),
-        )
+    process = _started(command, folder, log, env)
     try:
         deadline = time.monotonic() + within
         while not is_ready():
@@ -59,9 +48,46 @@ def serving(
             time.sleep(LOOK_EVERY)
         yield process
     finally:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+        _end(process)
+
+
+def finished(name: str, command: Sequence[str | Path], folder: Path, within: float) -> str:
+    """The output of a command that ends by itself; it ends with this process, too. Raises
+    `BenchError` with the end of its log where it fails, or takes longer."""
+    log = folder / f"{name}.log"
+    process = _started(command, folder, log, None)
+    try:
+        code = process.wait(within)
+    except subprocess.TimeoutExpired:
+        raise BenchError(f"{name} is not done after {within:g} s:\n{_end_of(log)}") from None
+    finally:
+        _end(process)
+    if code:
+        raise BenchError(f"{name} ended with status {code}:\n{_end_of(log)}")
+    return log.read_text("utf-8", "replace")
+
+
+def _started(
+    command: Sequence[str | Path], folder: Path, log: Path, env: Mapping[str, str] | None
+) -> subprocess.Popen[bytes]:
+    owner = os.getpid()
+    with log.open("wb") as out:
+        return subprocess.Popen(
+            [str(word) for word in command],
+            cwd=folder,
+            env={**os.environ, **(env or {})},
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            process_group=0,  # a terminal's Ctrl-C is for the run, which then ends the server
+            preexec_fn=lambda: _end_with(owner),
+        )
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
 
 
 def _end_with(owner: int) -> None:

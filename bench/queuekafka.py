@@ -102,8 +102,9 @@ def _value(message: Any) -> bytes:
 
 
 @contextmanager
-def _serve(setup: Setup) -> Iterator[QueueDoor]:
-    port, controller, folder = free_port(), free_port(), setup.folder
+def kafka_server(folder: Path, jars: Path) -> Iterator[int]:
+    """One broker, which is its own controller; yields its port."""
+    port, controller = free_port(), free_port()
     properties = {
         "process.roles": "broker,controller",
         "node.id": "1",
@@ -120,7 +121,7 @@ def _serve(setup: Setup) -> Iterator[QueueDoor]:
     }
     config = folder / "server.properties"
     config.write_text("".join(f"{name}={value}\n" for name, value in properties.items()))
-    java = ["java", "-Xmx1g", "-cp", f"{setup.kafka}/*"]
+    java = ["java", "-Xmx1g", "-cp", f"{jars}/*"]
     cluster = urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
     said = said_by(
         *java, "kafka.tools.StorageTool", "format", "--standalone",
@@ -129,6 +130,13 @@ def _serve(setup: Setup) -> Iterator[QueueDoor]:
     if not (folder / "logs" / "meta.properties").exists():
         raise BenchError(f"Kafka did not format its folder:\n{said[-2000:]}")
     with serving("kafka", [*java, "kafka.Kafka", config], folder, lambda: is_open(port)):
+        yield port
+
+
+@contextmanager
+def _serve(setup: Setup) -> Iterator[QueueDoor]:
+    assert setup.kafka is not None  # or it is missing
+    with kafka_server(setup.folder, setup.kafka) as port:
         _prepare(port)
         yield PortDoor(port, KafkaSender, KafkaWorker)
 
@@ -174,11 +182,16 @@ def _missing(setup: Setup) -> str | None:
 
 
 def _versions(setup: Setup) -> dict[str, str]:
-    jar = None if setup.kafka is None else _jar(setup.kafka)
-    told = "unknown" if jar is None else jar.stem.removeprefix("kafka-clients-")
+    return kafka_versions(setup.kafka)
+
+
+def kafka_versions(jars: Path | None) -> dict[str, str]:
+    """Of the server in these jars, if that is known, and of its client."""
+    client = {"confluent-kafka": version("confluent-kafka")}
+    if jars is None or (jar := _jar(jars)) is None:
+        return client
     java = said_by("java", "-version").partition('"')[2].partition('"')[0]
-    client = version("confluent-kafka")
-    return {"Kafka": told, "Java": java or "unknown", "confluent-kafka": client}
+    return {"Kafka": jar.stem.removeprefix("kafka-clients-"), "Java": java or "unknown", **client}
 
 
 def kafka_peer() -> QueuePeer:

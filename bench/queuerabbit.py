@@ -10,7 +10,7 @@ import collections
 import os
 import re
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from importlib.metadata import version
 from itertools import islice
@@ -38,17 +38,17 @@ LOOK_EVERY: Final = 100
 WITHIN: Final = 120.0
 
 
-class _Line:
+class RabbitLine:
     """A connection with one channel, and the loop that both live in."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, host: str = HOST) -> None:
         import pika
         from pika.adapters.select_connection import SelectConnection
 
         self.channel: Any = None
         self._why: object = None
         self._connection = SelectConnection(
-            pika.ConnectionParameters(HOST, port),
+            pika.ConnectionParameters(host, port),
             on_open_callback=lambda found: found.channel(on_open_callback=self._opened),
             on_open_error_callback=lambda _, why: self.fail(why),
             on_close_callback=lambda _, why: self.fail(why),
@@ -81,10 +81,14 @@ class _Line:
         if late and not patient:
             raise BenchTimeout(f"RabbitMQ did not answer within {timeout:g} s")
 
+    def call(self, ask: Callable[..., object], *words: object, **options: object) -> None:
+        """Ask the server for something, and wait until it is done."""
+        ask(*words, **options, callback=lambda _: self.loop.stop())
+        self.run(WITHIN)
+
     def settle(self) -> None:
         """Until the queue has everything that this channel has sent so far."""
-        self.channel.queue_declare(QUEUE, passive=True, callback=lambda _: self.loop.stop())
-        self.run(WITHIN)
+        self.call(self.channel.queue_declare, QUEUE, passive=True)
 
     def close(self) -> None:
         """Until the server has said goodbye, too."""
@@ -94,17 +98,18 @@ class _Line:
 
 
 class RabbitSender:
-    def __init__(self, port: int) -> None:
-        self._line = _Line(port)
+    def __init__(self, port: int, host: str = HOST) -> None:
+        self._line = RabbitLine(port, host)
         self._line.channel.confirm_delivery(
             self._confirmed, callback=lambda _: self._line.loop.stop()
         )
         self._line.run(WITHIN)
         self._sent = self._confirms = 0
         self._rest: Iterator[bytes] = iter(())
+        self._queue = QUEUE
 
-    def send(self, values: Iterable[bytes]) -> None:
-        self._rest = iter(values)
+    def send(self, values: Iterable[bytes], queue: str = QUEUE) -> None:
+        self._rest, self._queue = iter(values), queue
         self._pump()
         if self._confirms < self._sent:
             self._line.run(WITHIN)
@@ -115,7 +120,7 @@ class RabbitSender:
         persistent = pika.BasicProperties(delivery_mode=2)
         publish = self._line.channel.basic_publish
         for value in islice(self._rest, UNCONFIRMED_MAX - (self._sent - self._confirms)):
-            publish("", QUEUE, value, persistent)
+            publish("", self._queue, value, persistent)
             self._sent += 1
 
     def _confirmed(self, frame: Any) -> None:
@@ -134,10 +139,9 @@ class RabbitSender:
 
 class RabbitWorker:
     def __init__(self, port: int, prefetch: int) -> None:
-        self._line = _Line(port)
+        self._line = RabbitLine(port)
         self._channel = self._line.channel
-        self._channel.basic_qos(prefetch_count=prefetch, callback=lambda _: self._line.loop.stop())
-        self._line.run(WITHIN)
+        self._line.call(self._channel.basic_qos, prefetch_count=prefetch)
         self._waiting: collections.deque[tuple[int, bytes]] = collections.deque()
         self._tag: int | None = None
         self._consumer: str | None = None
@@ -189,9 +193,9 @@ class RabbitWorker:
 
 
 @contextmanager
-def _serve(setup: Setup) -> Iterator[QueueDoor]:
+def rabbit_server(folder: Path) -> Iterator[int]:
+    """One node with a name service of its own; yields its port."""
     port, names, between = free_port(), free_port(), free_port()
-    folder = setup.folder
     (folder / "rabbit.conf").write_text(f"listeners.tcp.1 = {HOST}:{port}\n")
     (folder / "plugins").write_text("[].\n")
     env = {
@@ -216,12 +220,16 @@ def _serve(setup: Setup) -> Iterator[QueueDoor]:
         serving("epmd", epmd, folder, lambda: is_open(names)),
         serving(SERVER, [_script("rabbitmq-server")], folder, lambda: is_open(port), env=env),
     ):
-        line = _Line(port)
-        line.channel.queue_declare(
-            QUEUE, durable=True, arguments={"x-queue-type": "quorum"},
-            callback=lambda _: line.loop.stop(),
-        )  # fmt: skip
-        line.run(WITHIN)
+        yield port
+
+
+@contextmanager
+def _serve(setup: Setup) -> Iterator[QueueDoor]:
+    with rabbit_server(setup.folder) as port:
+        line = RabbitLine(port)
+        line.call(
+            line.channel.queue_declare, QUEUE, durable=True, arguments={"x-queue-type": "quorum"}
+        )
         line.close()
         yield PortDoor(port, RabbitSender, RabbitWorker)
 
@@ -231,14 +239,19 @@ def _script(name: str) -> str:
     return str(own) if own.exists() else shutil.which(name) or name
 
 
-def _missing(setup: Setup) -> str | None:
-    if shutil.which(_script("rabbitmq-server")) is None or shutil.which("epmd") is None:
+def rabbit_missing(server: bool = True) -> str | None:
+    if server and (
+        shutil.which(_script("rabbitmq-server")) is None or shutil.which("epmd") is None
+    ):
         return "its server is missing: on Debian, apt-get install rabbitmq-server"
     return without("pika", "pika")
 
 
-def _versions(setup: Setup) -> dict[str, str]:
-    log = (setup.folder / f"{SERVER}.log").read_text("utf-8", "replace")
+def rabbit_versions(folder: Path | None) -> dict[str, str]:
+    """Of the server that has run there, and of its client."""
+    if folder is None:
+        return {"pika": version("pika")}
+    log = (folder / f"{SERVER}.log").read_text("utf-8", "replace")
     told = re.search(r"Starting RabbitMQ (\S+) on Erlang (\S+)", log)
     rabbit, erlang = told.groups() if told else ("unknown", "unknown")
     return {"RabbitMQ": rabbit, "Erlang": erlang, "pika": version("pika")}
@@ -251,8 +264,8 @@ def rabbit_peer() -> QueuePeer:
         client="pika (SelectConnection)",
         level="fsync",
         serve=_serve,
-        missing=_missing,
-        versions=_versions,
+        missing=lambda setup: rabbit_missing(),
+        versions=lambda setup: rabbit_versions(setup.folder),
         jobs=0.5,
         prefetch=500,
         sent="fsync",

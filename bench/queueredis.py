@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from importlib.metadata import version
 from itertools import islice
+from pathlib import Path
 from typing import Any, Final
 
 from penstock.bench.peerserver import HOST, free_port, is_open, said_by, serving
@@ -93,27 +94,34 @@ class RedisWorker:
 
 
 @contextmanager
-def _serve(setup: Setup) -> Iterator[QueueDoor]:
+def redis_server(folder: Path, level: Level) -> Iterator[int]:
+    """Yields its port."""
     port = free_port()
     command = [
-        "redis-server", "--bind", HOST, "--port", port, "--dir", setup.folder, "--save", "",
-        "--appendonly", "yes", "--appendfsync", "always" if setup.level == "fsync" else "everysec",
+        "redis-server", "--bind", HOST, "--port", port, "--dir", folder, "--save", "",
+        "--appendonly", "yes", "--appendfsync", "always" if level == "fsync" else "everysec",
     ]  # fmt: skip
     words = [str(word) for word in command]
-    with serving("redis", words, setup.folder, lambda: is_open(port)):
+    with serving("redis", words, folder, lambda: is_open(port)):
+        yield port
+
+
+@contextmanager
+def _serve(setup: Setup) -> Iterator[QueueDoor]:
+    with redis_server(setup.folder, setup.level) as port:
         client = _connect(port)
         client.xgroup_create(QUEUE, GROUP, id="0", mkstream=True)
         client.close()
         yield PortDoor(port, RedisSender, RedisWorker)
 
 
-def _missing(setup: Setup) -> str | None:
-    if shutil.which("redis-server") is None:
+def redis_missing(server: bool = True) -> str | None:
+    if server and shutil.which("redis-server") is None:
         return "its server is missing: on Debian, apt-get install redis-server"
     return without("redis", "redis hiredis")
 
 
-def _versions(setup: Setup) -> dict[str, str]:
+def redis_versions() -> dict[str, str]:
     words = said_by("redis-server", "--version").split()
     told = next((word.removeprefix("v=") for word in words if word.startswith("v=")), "unknown")
     found = {"Redis": told, "redis-py": version("redis")}
@@ -131,8 +139,8 @@ def redis_peer(level: Level) -> QueuePeer:
         client="redis-py",
         level=level,
         serve=_serve,
-        missing=_missing,
-        versions=_versions,
+        missing=lambda setup: redis_missing(),
+        versions=lambda setup: redis_versions(),
         jobs=0.2 if level == "fsync" else 1.0,
         prefetch=2000,
         sent=promise,
