@@ -165,11 +165,11 @@ def test_connections_take_turns(world: World) -> None:
 
 
 def test_who_floods_is_paused_alone_and_served_on(world: World) -> None:
-    (one, first), (two, second) = world.known(), world.known()
+    (two, second), (one, first) = world.known(), world.known(b"\0\1a\0\1a")
     with one, two:
         now = time.monotonic() + 1000
         world.line.took(first.identity, True, now)
-        assert world.line.take(now) is None
+        assert world.line.take(now) is None, "though it was read before"
         assert world.line.pause(now) == pytest.approx(0.001)
         one.sendall(b"\0\1a")
         two.sendall(b"\0\1b")
