@@ -31,4 +31,5 @@ def test_records_are_counted_checked_and_timed(tmp_path, capsys):
 
 
 def peer_rate(file) -> int:
-    return json.loads(file.read_text())["peers"]["penstock-shm"]["records_per_second_100"]
+    rate: int = json.loads(file.read_text())["peers"]["penstock-shm"]["records_per_second_100"]
+    return rate

@@ -23,7 +23,7 @@ MEASURED = {
 }  # fmt: skip
 
 
-def result_of(**told: dict[str, Any]) -> dict[str, Any]:
+def result_of(**told: Any) -> dict[str, Any]:
     return {
         "benchmark": "peers",
         "peers": told,
