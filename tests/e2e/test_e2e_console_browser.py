@@ -19,7 +19,7 @@ import penstock
 from penstock.client.admin.access import AccessEntry
 from penstock.console.config import ConsoleConfig
 from penstock.console.server import ConsoleServer
-from penstock.testing import Broker, wait_until
+from penstock.testing import Broker, produce, wait_until
 
 pytestmark = pytest.mark.local("the browser is the client; how the console reaches its node is not")
 SCREENSHOTS = os.environ.get("PENSTOCK_SCREENSHOTS")
@@ -123,6 +123,22 @@ def test_a_record_is_found_by_key_and_field_edited_and_sent_again(
     with broker.connect() as client, client.consumer("orders", follow=False) as consumer:
         found = [one for one in consumer if b"fixed" in (one.value or b"")]
     assert [(one.key, one.value) for one in found] == [(b"c3", b'{"order":150,"fixed":true}')]
+
+
+def test_new_records_are_followed_as_text(
+    browser: HeadlessBrowser, broker: Broker, console: str
+) -> None:
+    broker.create_topic("news")
+    browser.open(f"{console}/records?topic=news")
+    browser.click("button", "Follow new records")
+    browser.until("0 new", "#following")
+    produce(broker, "news", [b"<script>alert(1)</script>", b"second"])
+    browser.until("2 new", "#following")
+    assert browser.text("#rows tr").endswith("none second 6 0")
+    assert "<script>alert(1)</script>" in browser.text("#rows")
+    browser.click("button", "Stop")
+    browser.click("#rows a", "0:1")
+    browser.until("Record 0:1 of news")
 
 
 def test_dead_letters_are_sent_again_after_a_dry_run(

@@ -7,6 +7,8 @@ import os
 import shlex
 import subprocess
 import sys
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,9 +18,12 @@ from console_visitor import Visitor, visiting
 
 from penstock.client.consumer.records import Record
 from penstock.console.browse import field_is
+from penstock.console.config import ConsoleConfig
 from penstock.console.pages.records import bytes_of, draft_of, preview, view_of
+from penstock.console.server import ConsoleServer
+from penstock.console.web.follow import FOLLOWERS_MAX
 from penstock.core.errors import ConfigError
-from penstock.testing import Broker
+from penstock.testing import Broker, produce, wait_until
 
 SCRIPT = "<script>alert(1)</script><img src=x onerror=alert(2)>"
 
@@ -46,6 +51,44 @@ def test_the_newest_come_first_and_pages_go_on(visitor: Visitor) -> None:
     assert " 0:50 " in second
     assert " 0:49 " not in second
     assert "penstock consume orders -p 0 -o start -n 50" in page
+
+
+def test_a_few_browsers_follow_records_and_hear_what_is_wrong(node: Broker) -> None:
+    server = ConsoleServer(ConsoleConfig(url=node.url, port=0))
+    server.start()
+    where = f"{server.url}/records/follow?topic=empty"
+    heard = []
+    try:
+        for _ in range(FOLLOWERS_MAX):
+            heard.append(urllib.request.urlopen(where, timeout=20))
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            urllib.request.urlopen(where, timeout=20)
+        assert refused.value.code == 503
+        assert b"FOLLOWERS_MAX" in refused.value.read()
+        for each in heard:
+            each.close()
+        shell = server.app.state.shell
+        wait_until(lambda: shell.followers == 0, what="room again")
+        with pytest.raises(urllib.error.HTTPError) as unknown:
+            urllib.request.urlopen(where.replace("empty", "none"), timeout=20)
+        assert unknown.value.code == 404
+        with urllib.request.urlopen(f"{where}&where=nothing+like+sql", timeout=20) as wrong:
+            assert b"event: over" in wrong.read()
+    finally:
+        server.stop()
+
+
+def test_msgpack_is_shown_as_json(node: Broker, visitor: Visitor) -> None:
+    node.create_topic("packed")
+    order = {"total": 7, "raw": b"\x00\xff", 3: [None, 1.5], "when": msgspec.msgpack.Ext(5, b"x")}
+    values = [msgspec.msgpack.encode(order), b"\x93\x01", b"\x91" * 100_000]
+    produce(node, "packed", values)
+    place = {"topic": "packed", "partition": 0, "as": "msgpack"}
+    page = visitor.get("/record", offset=0, **place)
+    assert '"total": 7, "raw": "AP8=", "3": [ null, 1.5 ]' in page
+    for offset in (1, 2):  # cut off; deeper than is read
+        visitor.get("/record", offset=offset, **place)
+        assert 'aria-current="true">text<' in visitor.last
 
 
 def test_an_empty_topic_answers_at_once(visitor: Visitor) -> None:

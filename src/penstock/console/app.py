@@ -20,7 +20,16 @@ from penstock.console.guard import ConsoleDoor, ConsoleGuard, PeerCheck, Session
 from penstock.console.link import NodeLink, NodePlaces
 from penstock.console.live import LiveEvents
 from penstock.console.sampler import Sampler
-from penstock.console.web import cluster, groups, letters, overview, records, security, topics
+from penstock.console.web import (
+    cluster,
+    follow,
+    groups,
+    letters,
+    overview,
+    records,
+    security,
+    topics,
+)
 from penstock.console.web.shell import Action, ConsoleShell, Show
 
 STATIC: Final = Path(__file__).parent / "static"
@@ -39,6 +48,7 @@ PAGES: Final[tuple[tuple[str, Show], ...]] = (
     ("/lag", overview.lag_history),
     *topics.PAGES,
     *records.PAGES,
+    ("/records/follow", follow.follow),
     *groups.PAGES,
     *letters.PAGES,
     *cluster.PAGES,

@@ -42,6 +42,10 @@ class LiveEvents:
         news, self._news = self._news, asyncio.Event()
         news.set()
 
+    @property
+    def is_closed(self) -> bool:
+        return self._is_closed
+
     def end(self) -> None:
         """Ends all streams, from any thread."""
         if self._loop is not None and not self._loop.is_closed():

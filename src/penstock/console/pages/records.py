@@ -26,7 +26,7 @@ EDITED_MAX: Final = 1 << 20
 """Bytes of a record that is edited here."""
 COMMAND_CHARACTERS: Final = 4000
 
-View = Literal["text", "json", "hex"]
+View = Literal["text", "json", "msgpack", "hex"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +113,8 @@ def view_of(record: Record, view: str, end: int, url: str) -> RecordView:
 def _view(view: str, value: bytes | None) -> View:
     if view == "json" or (not view and _is_json(value)):
         return "json"
+    if view == "msgpack" and _unpacked(value) is not None:
+        return "msgpack"
     if view == "hex" or (not view and not _is_text(value)):
         return "hex"
     return "text"
@@ -126,6 +128,19 @@ def _is_json(value: bytes | None) -> bool:
     except (msgspec.DecodeError, RecursionError):
         return False
     return True
+
+
+def _unpacked(value: bytes | None) -> str | None:
+    """MessagePack as JSON; bytes in it are base64, and what JSON does not have is its name. None:
+    it is none, or larger than a page shows."""
+    if not value or len(value) > WHOLE:
+        return None
+    try:
+        found = msgspec.msgpack.decode(value)
+        text = msgspec.json.encode(found, enc_hook=str)
+    except (msgspec.MsgspecError, RecursionError, TypeError, ValueError):
+        return None
+    return msgspec.json.format(text, indent=2).decode()
 
 
 def _is_text(data: bytes | None) -> bool:
@@ -144,6 +159,9 @@ def _shown(data: bytes | None, view: View) -> tuple[str | None, int]:
         return None, 0
     if view == "json" and _is_json(data):
         return msgspec.json.format(data, indent=2).decode(), 0
+    unpacked = _unpacked(data) if view == "msgpack" else None
+    if unpacked is not None:
+        return unpacked, 0
     if view == "hex":
         part = data[: WHOLE // 8]
         return "\n".join(_hex_line(part, at) for at in range(0, len(part), 16)), len(data) - len(

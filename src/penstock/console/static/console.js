@@ -51,6 +51,43 @@
     }
   }
 
+  // New records above the others, as text: 200 rows at most.
+  function follow(button) {
+    const rows = document.getElementById("rows"), told = button.nextElementSibling;
+    let source = null, count = 0, skipped = 0;
+    const stop = (text) => { source?.close(); source = null; button.textContent = "Follow new records"; told.textContent = text; };
+    const cell = (row, text, kind) => { const made = row.insertCell(); made.className = kind; made.textContent = text; return made; };
+    button.parentElement.hidden = false;
+    addEventListener("pagehide", () => source?.close());
+    button.addEventListener("click", () => {
+      if (source) return stop("");
+      source = new EventSource(button.dataset.follow);
+      button.textContent = "Stop";
+      told.textContent = "waiting for records";
+      source.addEventListener("over", (event) => stop(JSON.parse(event.data)));
+      source.onerror = () => { if (source?.readyState === EventSource.CLOSED) stop("this cannot be followed now: too many browsers do"); };
+      source.onmessage = (event) => {
+        const news = JSON.parse(event.data);
+        for (const one of news.rows) {
+          const row = rows.insertRow(0), link = document.createElement("a");
+          link.href = `${button.dataset.record}&partition=${one.partition}&offset=${one.offset}`;
+          link.textContent = `${one.partition}:${one.offset}`;
+          cell(row, "", "num").append(link);
+          cell(row, one.time.slice(0, 19) + "Z", "");
+          cell(row, one.key ?? "none", "text mono");
+          cell(row, one.value ?? "tombstone", "text mono");
+          cell(row, one.size === null ? "-" : one.size.toLocaleString("en"), "num");
+          cell(row, one.headers, "num");
+        }
+        while (rows.rows.length > 200) rows.deleteRow(-1);
+        count += news.rows.length;
+        skipped += news.skipped;
+        told.textContent = `${count} new` + (skipped ? `, ${skipped} passed over` : "");
+      };
+    });
+  }
+
+  document.querySelectorAll("[data-follow]").forEach(follow);
   document.querySelectorAll("[data-chart]").forEach((box) => draw(box));
   document.querySelectorAll("[data-typed]").forEach((field) => {
     const button = field.form.querySelector("button.do");

@@ -35,8 +35,7 @@ FILTERS: Final = ("partition", "start", "key", "key_kind", "path", "equals", "wh
 
 # --- pages ----------------------------------------------------------------------------------------
 async def records(shell: ConsoleShell, request: Request) -> Response:
-    given = {name: request.query_params.get(name, "").strip() for name in FILTERS}
-    query = _query(wanted(request.query_params, "topic"), given, request.query_params.get("at", ""))
+    given, query = _given_filters(request), asked_query(request)
     found = await shell.ask(lambda seat: browse(seat.client, query))
     after = None
     if found.next is not None:
@@ -45,8 +44,20 @@ async def records(shell: ConsoleShell, request: Request) -> Response:
     rows = sorted(found.records, key=lambda one: (one.timestamp, one.partition, one.offset))
     return shell.page(
         request, "records.html", topic=query.topic, given=given, found=found, query=query,
-        rows=[row_of(one) for one in rows], after=after, command=_command(shell.config.url, query),
+        rows=[row_of(one) for one in rows], after=after,
+        follow=page_link("records/follow", topic=query.topic, **given),
+        command=_command(shell.config.url, query),
     )  # fmt: skip
+
+
+def _given_filters(request: Request) -> dict[str, str]:
+    return {name: request.query_params.get(name, "").strip() for name in FILTERS}
+
+
+def asked_query(request: Request) -> RecordQuery:
+    """The search that an address means. Raises `ConfigError`."""
+    topic, at = wanted(request.query_params, "topic"), request.query_params.get("at", "")
+    return _query(topic, _given_filters(request), at)
 
 
 def _query(topic: str, given: dict[str, str], at: str) -> RecordQuery:

@@ -75,6 +75,7 @@ class ConsoleShell:
         self.link = link
         self.sampler = sampler
         self.live = live
+        self.followers = 0
         self._pages = PageTemplates()
 
     async def ask(self, work: Callable[[ConsoleSeat], T]) -> T:
