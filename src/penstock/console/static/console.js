@@ -87,6 +87,35 @@
     });
   }
 
+  // Filters that this browser keeps, the last 50, for all topics.
+  function keepFilters(box) {
+    const form = box.querySelector("form"), list = box.querySelector("ul"), key = "penstock-filters";
+    const read = () => { try { return JSON.parse(localStorage.getItem(key)) ?? []; } catch { return []; } };
+    const write = (kept) => { try { localStorage.setItem(key, JSON.stringify(kept.slice(-50))); } catch { return; } show(); };
+    function show() {
+      list.replaceChildren(...read().map((one) => {
+        const item = document.createElement("li"), link = document.createElement("a"), drop = document.createElement("button");
+        link.href = "/records?" + one.query;
+        link.textContent = one.name;
+        drop.className = "plain";
+        drop.textContent = "remove";
+        drop.addEventListener("click", () => write(read().filter((each) => each.name !== one.name)));
+        item.append(link, " ", drop);
+        return item;
+      }));
+    }
+    form.addEventListener("submit", (event) => {
+      event.preventDefault();
+      const query = new URLSearchParams(location.search), name = form.elements.name.value.trim().slice(0, 100);
+      query.delete("at");
+      if (name) write([...read().filter((each) => each.name !== name), { name, query: query.toString() }]);
+      form.reset();
+    });
+    box.hidden = false;
+    show();
+  }
+
+  document.querySelectorAll("[data-filters]").forEach(keepFilters);
   document.querySelectorAll("[data-follow]").forEach(follow);
   document.querySelectorAll("[data-chart]").forEach((box) => draw(box));
   document.querySelectorAll("[data-typed]").forEach((field) => {
