@@ -30,7 +30,7 @@ broker = PenstockBroker(graceful_timeout=20.0)
 
 @router.subscriber(
     "work", share_group=NAME, max_workers=int(os.environ["WORKERS"]), max_deliveries=3,
-    backoff=(0.0, 0.0),
+    backoff=(0.0, 0.0), session_timeout=1.0,
 )  # fmt: skip
 @router.publisher("done")
 async def work(text: str, message: PenstockMessage) -> PenstockResponse:
@@ -54,6 +54,8 @@ def order(order: Order) -> None:
     tell(f"order {order.number}")
     if order.number < 0:
         raise ValueError(f"{order.number} is below 0")
+    if order.number == 0:
+        raise RejectMessage(reason="nothing to do")
 
 
 broker.include_router(router)

@@ -15,7 +15,10 @@ from told_lines import may_end, tell
 from penstock.taskiq import DeadLetterMiddleware, PenstockBroker
 
 broker = PenstockBroker(
-    topic=os.environ["TASKS"], group=os.environ["TASKS"], prefetch=int(os.environ["PREFETCH"])
+    topic=os.environ["TASKS"],
+    group=os.environ["TASKS"],
+    prefetch=int(os.environ["PREFETCH"]),
+    session_timeout=1.0,
 )
 broker.add_middlewares(SmartRetryMiddleware(default_retry_count=3), DeadLetterMiddleware())
 

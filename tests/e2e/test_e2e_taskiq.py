@@ -124,6 +124,7 @@ def test_of_tasks_at_hand_the_more_urgent_come_first(tasks):
     assert [said for _, said in told] == ["note 9", "note 5", "note 1"]
 
 
+@pytest.mark.over_tcp
 def test_a_task_of_a_killed_worker_runs_elsewhere_and_no_other_does(tasks):
     """A long task holds up no other, as its worker has taken none that it has no room for; and it
     runs once."""
