@@ -143,7 +143,7 @@ class StreamTask:
         return payload.make_pool(0, POOL, self.size)
 
 
-class Checked:
+class CheckedStream:
     """The reader's account: keeps values, and checks them some thousand at a time."""
 
     def __init__(self, total: int) -> None:
@@ -207,7 +207,7 @@ def read_stream(task: StreamTask, station: Station) -> None:
         station.await_order()
         gc.freeze()
         if task.size:
-            checked = Checked(task.records)
+            checked = CheckedStream(task.records)
             reader.read(checked.take)
             checked.settle()
             ended = time.monotonic()

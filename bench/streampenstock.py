@@ -16,7 +16,7 @@ from penstock.testing.embedded import EmbeddedNode
 BATCH_BYTES: Final = 512 << 10
 
 
-class PenstockSender:
+class PenstockStreamSender:
     def __init__(self, door: Door, quick: bool) -> None:
         self._client = door.connect()
         self._producer = self._client.producer(
@@ -36,7 +36,7 @@ class PenstockSender:
         self._client.close()
 
 
-class PenstockReader:
+class PenstockTopicReader:
     def __init__(self, door: Door, topic: str) -> None:
         self._client = door.connect()
         self._records = iter(self._client.consumer(topic, start="earliest"))
@@ -59,11 +59,11 @@ class PenstockStreamDoor:
         with self.door.connect() as client, client.admin() as admin:
             admin.create_topic(topic, TopicConfig(partitions=1))
 
-    def sender(self, *, quick: bool) -> PenstockSender:
-        return PenstockSender(self.door, quick)
+    def sender(self, *, quick: bool) -> PenstockStreamSender:
+        return PenstockStreamSender(self.door, quick)
 
-    def reader(self, topic: str, *, quick: bool) -> PenstockReader:
-        return PenstockReader(self.door, topic)
+    def reader(self, topic: str, *, quick: bool) -> PenstockTopicReader:
+        return PenstockTopicReader(self.door, topic)
 
 
 def _server(transport: str) -> Callable[[StreamPlace], AbstractContextManager[StreamDoor]]:

@@ -12,7 +12,7 @@ import pytest
 from penstock.bench import kafkajars, kafkatools, payload, peers, peerspage
 from penstock.bench.cli import main
 from penstock.bench.errors import BenchError
-from penstock.bench.peers import POOL, STREAMS, Checked, PeersOptions
+from penstock.bench.peers import POOL, STREAMS, CheckedStream, PeersOptions
 from penstock.bench.streampeers import Address
 
 MEASURED = {
@@ -72,7 +72,7 @@ def test_who_is_missing_is_left_out_with_the_reason(monkeypatch, tmp_path, capsy
 
 
 def checked(values: list[bytes], total: int) -> dict[str, int]:
-    account = Checked(total)
+    account = CheckedStream(total)
     for value in values:
         account.take(value)
     account.settle()
