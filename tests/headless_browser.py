@@ -26,6 +26,7 @@ OPTIONS: Final = (
     "--disable-background-networking", "--disable-extensions", "--hide-scrollbars",
     "--force-device-scale-factor=1",
 )  # fmt: skip
+UNTIL_SECONDS: Final = 40.0
 KEYS: Final = {"enter": "\ue007", "tab": "\ue004"}
 
 
@@ -61,8 +62,9 @@ class HeadlessBrowser:
     def until(self, text: str, selector: str = "main") -> str:
         """Waits for a text."""
         wait_until(
-            lambda: text in self._quietly(selector), what=lambda: f"{text!r} in {self.text()}"
-        )
+            lambda: text in self._quietly(selector), UNTIL_SECONDS,
+            lambda: f"{text!r} in {self.text()}",
+        )  # fmt: skip
         return self.text(selector)
 
     def _quietly(self, selector: str) -> str:
