@@ -80,13 +80,15 @@ class Tracing:
     ) -> HeadersLike:
         """Is a producer's hook: makes the span of a record and returns its headers with the
         `traceparent` of that span. The span ends when the record is handed over."""
-        with self._tracer.start_as_current_span(
+        span = self._tracer.start_span(
             f"send {topic}",
             kind=self._trace.SpanKind.PRODUCER,
             attributes=_attributes("send", "send", topic) | {SIZE: len(value or b"")},
-        ):
-            carrier: dict[str, str] = {}
-            self._w3c.inject(carrier)
+        )
+        carrier: dict[str, str] = {}
+        # Never the current span: nothing is done within it, and that costs 4 microseconds.
+        self._w3c.inject(carrier, self._trace.set_span_in_context(span))
+        span.end()
         given = headers.items() if isinstance(headers, Mapping) else headers or ()
         kept = [pair for pair in given if pair[0] not in carrier]
         return [*kept, *((name, text.encode()) for name, text in carrier.items())]
