@@ -16,7 +16,7 @@ pytestmark = needs_promtool
 PARTITIONS = 12
 
 
-class Scene:
+class IllBrokers:
     """Three brokers. One of them follows, and leads the one partition that nobody else has."""
 
     def __init__(self, cluster: Cluster) -> None:
@@ -62,9 +62,9 @@ def _log_bytes(folder: Path) -> int:
 
 
 @pytest.fixture
-def scene() -> Iterator[Scene]:
+def scene() -> Iterator[IllBrokers]:
     with Cluster(3, writers=1, options={**QUICK, "metrics": "127.0.0.1:0"}) as cluster:
-        yield Scene(cluster)
+        yield IllBrokers(cluster)
 
 
 def test_each_rule_of_a_cluster_is_fired_by_what_is_done_to_one(scene, tmp_path):

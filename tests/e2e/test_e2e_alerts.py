@@ -76,7 +76,7 @@ def test_each_rule_is_fired_by_a_deed_or_has_a_reason():
         assert rules == set(re.findall(r'"(Penstock\w+)"', text))
 
 
-class Scene:
+class IllNode:
     """A node, and what is done to it."""
 
     def __init__(self, folder: Path, clock: Seconds, syncs: Seconds, end: ExitStack) -> None:
@@ -276,13 +276,15 @@ class Scene:
 
 
 @pytest.fixture
-def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Scene]:
+def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[IllNode]:
     clock, syncs = wrong_clock(tmp_path, monkeypatch), slow_syncs(tmp_path, monkeypatch)
     with ExitStack() as end:
-        yield Scene(tmp_path, clock, syncs, end)
+        yield IllNode(tmp_path, clock, syncs, end)
 
 
-def test_each_rule_of_a_node_is_fired_by_what_is_done_to_one(scene: Scene, tmp_path: Path) -> None:
+def test_each_rule_of_a_node_is_fired_by_what_is_done_to_one(
+    scene: IllNode, tmp_path: Path
+) -> None:
     watch = scene.watch
     assert PROMTOOL is not None
     page = page_of(scene.url)
