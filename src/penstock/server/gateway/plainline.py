@@ -39,6 +39,7 @@ from penstock.server.gateway.line import (
     CHOSE_IDENTITY,
     NO_DESCRIPTORS,
     NO_HELLO,
+    NO_ZEROMQ,
     STRANGER_BYTES_MAX,
     STRANGERS_EXTRA,
     TOO_MANY,
@@ -64,6 +65,7 @@ LOOK_MAX: Final = 4096
 """Messages that are read in vain at once."""
 TAKEN_AT_ONCE: Final = 256
 """Connections that one look at descriptors takes in."""
+_REASONS: Final = {NO_HELLO, TOO_MUCH, CHOSE_IDENTITY}
 _OUT_OF_ROOM: Final = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 
 
@@ -152,9 +154,10 @@ class PlainConnection(ZmtpStream):
         before = self._end - self._at + self._long_end
         if not super()._read():
             return False
-        self._read_now += self._end - self._at + self._long_end - before
+        came = self._end - self._at + self._long_end - before
+        self._read_now += came
         if not self.is_known:
-            self._bytes_before += self._read_now
+            self._bytes_before += came
             if self._bytes_before > STRANGER_BYTES_MAX:
                 self._hang_up(TOO_MUCH)
                 return False
@@ -176,7 +179,7 @@ class PlainConnection(ZmtpStream):
         self.why = why
 
     def _muted(self) -> None:
-        """The kernel tells of its end when it is read."""
+        """The kernel tells of its end when it is read, or the next sweep ends it."""
 
     def _blocked(self, is_blocked: bool) -> None:
         self.is_blocked = is_blocked
@@ -387,6 +390,8 @@ class PlainLine:
             if now - connection.since <= self._config.hello_timeout:
                 break  # those behind it came later
             self._end(connection, NO_HELLO)
+        for connection in [each for each in self._connections.values() if each.is_mute]:
+            self._end(connection, "")  # it may not know of its end
         if self._resume_at and now >= self._resume_at and self._listening is not None:
             self._resume_at = 0.0
             self._poll.register(self._listening.fileno(), select.EPOLLIN)
@@ -400,7 +405,8 @@ class PlainLine:
         self._strangers.pop(fd, None)
         if why and not connection.is_known:
             logger.debug("connection of %s dropped before its hello: %s", connection.address, why)
-            self._refused(why)
+            # A metric must not get a label for each length: the log alone has it.
+            self._refused(why if why in _REASONS else NO_ZEROMQ)
         self._gone(fd)
         connection.close()
 
