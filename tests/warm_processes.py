@@ -1,6 +1,6 @@
-"""Starts `python -m penstock.server` and `python -m penstock.cli` for tests: forked from a process
-that has imported them, and not by a new interpreter that imports them (0.1 to 0.3 s of CPU,
-thousands of times).
+"""Starts `python -m penstock.server`, `python -m penstock.cli` and the tests' own programs: forked
+from a process that has imported what they need, and not by a new interpreter that imports it (0.1
+to 0.4 s of CPU, thousands of times).
 
 `WarmPopen` takes the place of `subprocess.Popen` in processes of pytest; what it cannot fork it
 spawns. `PENSTOCK_TEST_SPAWN=1` has it spawn all. What is forked is the child of the process that
@@ -36,7 +36,10 @@ PRELOADED: Final = {
     "penstock.server": ["argparse", "penstock.server.node.main", "penstock.server.writer.main"],
     "penstock.cli": ["penstock.cli.app", "penstock.client.client"],
 }
-"""Nodes have no numpy; commands may."""
+"""Nodes have no numpy; commands and programs of tests may."""
+TESTS: Final = Path(__file__).resolve().parent
+NODES: Final = {str(TESTS / "crash" / "node_main.py")}
+"""Programs of tests that are nodes."""
 
 
 class Start(msgspec.Struct, tag=True):
@@ -101,14 +104,40 @@ class WarmServer:
 _Popen = subprocess.Popen
 _servers: dict[str, WarmServer] = {}
 _making = threading.Lock()
-_python_path = os.environ.get("PYTHONPATH")
-"""Of what was imported. Who gives another one wants other modules, or a start of its own."""
+_python_path = os.environ.get("PYTHONPATH", "")
+"""Of what was imported."""
 
 
 def warm() -> None:
     """From now on `subprocess` forks what it can."""
     if not os.environ.get(SPAWN):
         vars(subprocess)["Popen"] = WarmPopen
+
+
+def preloaded_for(words: Sequence[str]) -> str | None:
+    """The module whose process can become this command."""
+    if words[:1] != [sys.executable]:
+        return None
+    if words[1:2] == ["-m"]:
+        return words[2] if words[2] in PRELOADED else None
+    program = Path(words[1]) if words[1:] else TESTS
+    if program.suffix != ".py" or TESTS not in program.parents:
+        return None
+    return "penstock.server" if words[1] in NODES else "penstock.cli"
+
+
+def has_our_modules(python_path: str) -> bool:
+    """Whether who starts with it finds what was imported: it names this checkout or folders of this
+    interpreter, and nothing of another's, nor a start of its own."""
+    given, ours = (
+        {Path(folder) for folder in each.split(os.pathsep) if folder}
+        for each in (python_path, _python_path)
+    )
+    return ours <= given and all(
+        any(folder.is_relative_to(home) for home in (TESTS.parent, sys.prefix, sys.base_prefix))
+        and not (folder / "sitecustomize.py").exists()
+        for folder in given - ours
+    )
 
 
 def server_of(module: str) -> WarmServer:
@@ -159,10 +188,10 @@ class WarmPopen(subprocess.Popen):  # type: ignore[type-arg]
         streams = [
             own if given == -1 else given for own, given in enumerate((p2cread, c2pwrite, errwrite))
         ]
+        module = preloaded_for(words)
         if (
-            words[:2] != [sys.executable, "-m"]
-            or words[2:3] not in [[module] for module in PRELOADED]
-            or variables.get("PYTHONPATH") != _python_path
+            module is None
+            or not has_our_modules(variables.get("PYTHONPATH", ""))
             or not all(isinstance(word, str) for word in [*words, *variables])
             or any(each is not None for each in (preexec_fn, gid, gids, uid))
             or umask != -1
@@ -181,7 +210,7 @@ class WarmPopen(subprocess.Popen):  # type: ignore[type-arg]
             bool(start_new_session), process_group,
         )  # fmt: skip
         try:
-            server = server_of(words[2])
+            server = server_of(module)
             self.pid = server.start(*order, fds=[*streams, *numbers])
             self._server, self._child_created = server, True
         finally:
@@ -264,11 +293,14 @@ def become(order: Start, fds: Sequence[int], channel: Channel) -> int:
     forking.show(order.words)
     forking.place(fds, order.fds)
     gc.unfreeze()
-    sys.path[0] = order.folder
-    sys.argv = ["-m", *order.words[3:]]
-    return forking.status_of(
-        lambda: runpy.run_module(order.words[2], run_name="__main__", alter_sys=True) and None
-    )
+    sys.path[1:1] = filter(None, order.variables.get("PYTHONPATH", "").split(os.pathsep))
+    if order.words[1] == "-m":
+        sys.path[0], sys.argv = order.folder, order.words[2:]
+        return forking.status_of(
+            lambda: runpy.run_module(order.words[2], run_name="__main__", alter_sys=True) and None
+        )
+    sys.path[0], sys.argv = os.path.dirname(order.words[1]), order.words[1:]
+    return forking.status_of(lambda: runpy.run_path(order.words[1], run_name="__main__") and None)
 
 
 if __name__ == "__main__":
