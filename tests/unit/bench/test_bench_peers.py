@@ -91,16 +91,16 @@ def test_each_fault_of_a_reader_is_found():
 
 
 def test_the_page_says_first_where_others_are_better():
-    page = peerspage.as_page(
-        peerspage.merged([
-            result_of(**{"penstock-tcp": {"name": "Ours", **MEASURED},
-                         "redis": {"name": "Theirs", **MEASURED, "records_per_second_100": 1000}}),
-            result_of(**{"penstock-tcp": {"name": "Ours", "p50_us": 900, "p50_us_turns": [900]},
-                         "redis": {"name": "Theirs", "p50_us": 300, "p50_us_turns": [300],
-                                   "lost": 2},
-                         "nats": {"name": "Others", "skipped": "its server is missing"}}),
-        ])
-    )  # fmt: skip
+    one: dict[str, dict[str, Any]] = {
+        "penstock-tcp": {"name": "Ours", **MEASURED},
+        "redis": {"name": "Theirs", **MEASURED, "records_per_second_100": 1000},
+    }
+    other: dict[str, dict[str, Any]] = {
+        "penstock-tcp": {"name": "Ours", "p50_us": 900, "p50_us_turns": [900]},
+        "redis": {"name": "Theirs", "p50_us": 300, "p50_us_turns": [300], "lost": 2},
+        "nats": {"name": "Others", "skipped": "its server is missing"},
+    }
+    page = peerspage.as_page(peerspage.merged([result_of(**one), result_of(**other)]))
     better = page[page.index("## Where others") : page.index("## Figures")]
     assert better.splitlines()[1:3] == [
         "- **Theirs**, records/s of 100 B: 1,000, Ours 500",
