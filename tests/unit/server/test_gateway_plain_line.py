@@ -203,6 +203,22 @@ def test_one_that_was_reset_while_it_is_paused_ends_and_wakes_nobody(world: Worl
     assert world.ended == [hello.origin.fd]
 
 
+def test_one_that_ended_while_it_was_paused_leaves_nothing_and_delays_nobody(world: World) -> None:
+    now = time.monotonic() + 1000
+    for _ in range(20):
+        made, hello = world.known()
+        with made:
+            world.line.took(hello.identity, True, now)
+            world.line.shut_down(hello.origin.fd)
+    assert world.line.take(now) is None
+    assert world.line.pause(now) is None
+    made, hello = world.known()
+    with made:
+        world.line.took(hello.identity, True, now)
+        assert world.line.take(now) is None
+        assert world.line.pause(now) == pytest.approx(slow_readers.PAUSE)
+
+
 def test_too_many_are_closed_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock.server.gateway.plainline.STRANGERS_EXTRA", 1)
     world = World(tmp_path, connections_max=1)

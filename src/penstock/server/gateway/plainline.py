@@ -23,7 +23,7 @@ import logging
 import select
 import socket
 import time
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from typing import Final
 
@@ -219,7 +219,7 @@ class PlainLine:
         self._by_identity: dict[bytes, PlainConnection] = {}
         self._strangers: dict[int, PlainConnection] = {}
         self._ready: deque[PlainConnection] = deque()
-        self._paused: deque[tuple[float, PlainConnection]] = deque()
+        self._paused: OrderedDict[PlainConnection, float] = OrderedDict()  # until when, in order
         self._unwatch: Callable[[], None] = lambda: None
 
     def bind(self, url: str) -> str:
@@ -245,11 +245,11 @@ class PlainLine:
     def pause(self, now: float) -> float | None:
         if self._ready:
             return 0.0
-        return max(0.0, self._paused[0][0] - now) if self._paused else None
+        return max(0.0, next(iter(self._paused.values())) - now) if self._paused else None
 
     def take(self, now: float) -> ClientParts | None:
-        while self._paused and self._paused[0][0] <= now:
-            self._go_on(self._paused.popleft()[1])
+        while self._paused and next(iter(self._paused.values())) <= now:
+            self._go_on(self._paused.popitem(last=False)[0])
         ready = self._ready
         while ready:
             connection = ready.popleft()
@@ -280,16 +280,15 @@ class PlainLine:
         """All that are paused have one message together in each `PAUSE`."""
         if not connection.is_paused:
             connection.is_paused = True
-            after = max(now, self._paused[-1][0] if self._paused else now)
-            self._paused.append((after + PAUSE, connection))
+            after = max(now, next(reversed(self._paused.values()), now))
+            self._paused[connection] = after + PAUSE
             self.interest(connection)
 
     def _go_on(self, connection: PlainConnection) -> None:
         connection.is_paused = False
-        if not connection.is_closed:
-            self.interest(connection)
-            connection.came()
-            self._get_ready(connection)
+        self.interest(connection)
+        connection.came()
+        self._get_ready(connection)
 
     def source(self, arrived: ClientParts) -> PeerSource | None:
         connection: PlainConnection = arrived.origin
@@ -403,6 +402,7 @@ class PlainLine:
         self._poll.unregister(fd)
         del self._connections[fd], self._by_identity[connection.identity]
         self._strangers.pop(fd, None)
+        self._paused.pop(connection, None)
         if why and not connection.is_known:
             logger.debug("connection of %s dropped before its hello: %s", connection.address, why)
             # A metric must not get a label for each length: the log alone has it.
