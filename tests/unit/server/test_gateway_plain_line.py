@@ -239,6 +239,8 @@ def test_a_port_that_is_taken_and_an_address_of_nobody_are_told(
         other.line.bind(world.line.url)
     with pytest.raises(ConfigError, match="no address of this host"):
         other.line.bind("tcp://192.0.2.1:0")
+    with pytest.raises(ConfigError, match="no address of this host"):
+        other.line.bind("tcp://::1:0")  # as with keys: IPv6 is in brackets, and names are IPv4
     other.line.close(0.0)
 
 

@@ -457,10 +457,11 @@ class PlainLine:
 
 def _listen(host: str, port: int, silence_ms: int) -> socket.socket:
     """Raises OSError. Connections inherit the options that are set here."""
+    asked = socket.AF_INET6 if host.startswith("[") else socket.AF_INET  # as with keys
     host = host.removeprefix("[").removesuffix("]")
     name = None if host == "*" else host
     try:
-        found = socket.getaddrinfo(name, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        found = socket.getaddrinfo(name, port, asked, socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except socket.gaierror as error:
         raise OSError(errno.EADDRNOTAVAIL, error.strerror) from error
     family, kind, _, _, address = found[0]
