@@ -8,6 +8,8 @@ from typing import Any, Final
 from penstock.operations.wording import counted, human_age, human_bytes, human_count
 
 TROUBLES_SHOWN: Final = 20
+NAMED_MAX: Final = 3
+"""Of what is to look at and no fault, in the sentence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,9 +84,13 @@ def verdict(figures: Figures) -> tuple[str, bool]:
     if figures.away:
         return f"The node is away: {figures.away}", False
     wrong = [each for each in figures.troubles if each.is_wrong]
-    dead = sum(figures.dead_letters.values())
     if not wrong:
-        more = f" {counted(dead, 'dead letter')} to look at." if dead else ""
+        found = [each.subject for each in figures.troubles if not each.is_wrong]
+        beyond = len(found) - NAMED_MAX
+        named = [*found[:NAMED_MAX], *([f"{beyond} more"] if beyond > 0 else [])]
+        if dead := sum(figures.dead_letters.values()):
+            named.append(counted(dead, "dead letter"))
+        more = f" To look at: {', '.join(named)}." if named else ""
         return f"All is well.{more}", True
     first = wrong[0]
     rest = f", and {len(wrong) - 1} more" if len(wrong) > 1 else ""
