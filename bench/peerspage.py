@@ -279,6 +279,8 @@ the loopback address, and end with the run, also where it is killed.
   (redis-py parses by hiredis, in C); librdkafka is a C library. Other languages find other
   figures.
 - Servers and clients share the cores: work that a client saves counts twice.
+- Rates are of this machine in this hour, with the servers of all beside: not to be compared with
+  those of [other pages](figures.md), which come from other machines.
 - One server each. Kafka, JetStream and quorum queues are made for three, where a record costs
   more; so does Penstock's.
 - RabbitMQ's quorum queue syncs each record to the device before it confirms, and its messages go
