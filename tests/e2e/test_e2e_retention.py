@@ -299,6 +299,7 @@ def test_a_stopped_cleaner_does_not_hold_up_the_end(node, client):
     # Before that it is in the session of the fork server, whose end wakes those it stopped.
     eventually(lambda: os.getsid(pid) == pid, "it has a session of its own")
     os.kill(pid, signal.SIGSTOP)
+    eventually(lambda: liveness.state(pid) == "T", "it is stopped")
     assert node.stop() == 0
     assert f"the cleaner (pid {pid}) does not leave: it is killed" in node.log
     assert liveness.state(pid) in (None, "Z")
