@@ -229,13 +229,13 @@ class IllNode:
         eventually(gives_up)
 
     def coordinator_waits(self) -> None:
-        """Its writer stands still for longer than a second, and a group commits."""
+        """Its writer stops for much longer than a second, and a group commits meanwhile."""
         writer = self.writer
         os.kill(writer, signal.SIGSTOP)
         try:
             thread = threading.Thread(target=self._commit)
             thread.start()
-            time.sleep(1.3)
+            time.sleep(2.5)
         finally:
             self.writer_goes_on(writer)
         thread.join(30)
