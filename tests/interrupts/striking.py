@@ -3,8 +3,9 @@
 A point is where a line of Penstock or `threading` begins, and where a function written in C has
 returned and its result is stored nowhere yet. CPython runs the handlers of signals at some of
 these. It runs none where a `with` block gives its lock back, nor between the last call of a
-function and the `return` of a name, nor at the NOP of a `try`, which belongs to no block: those are
-no points.
+function and the `return` of a name, nor at the NOP of a `try`, which belongs to no block, nor where
+an `except` block ends: those are no points. (An exception raised at that end leaves the one that was
+handled in the thread for ever, and with it all that its traceback holds.)
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ def _spared(code: CodeType) -> tuple[frozenset[int], dict[int, int], frozenset[i
         is_exit = len(loads) == 3 and all(each.argval is None for each in loads)
         if is_exit and any(name in CALLS for name in names[3:5]):
             spared.update(each.offset for each in found[max(0, at - 1) : at + 5])
-        if one.opname in ("WITH_EXCEPT_START", "PUSH_EXC_INFO", "NOP"):
+        if one.opname in ("WITH_EXCEPT_START", "PUSH_EXC_INFO", "POP_EXCEPT", "NOP"):
             spared.add(one.offset)
         if names[0] in ("LOAD_FAST", "LOAD_CONST") and names[1:2] in RETURNS:
             spared.update((one.offset, found[at + 1].offset))
