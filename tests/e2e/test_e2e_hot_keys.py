@@ -9,6 +9,7 @@ import pytest
 from cli_runner import call_cli
 
 from penstock import ConfigError
+from penstock.client.admin.hot_keys import SAMPLE
 from penstock.client.producer.partitioner import partition_of
 from penstock.testing import drain
 
@@ -22,20 +23,24 @@ def test_a_hot_key_is_told_with_its_partition_and_advice(node):
         keys = [HOT if n % 2 else b"%d" % n for n in range(20_000)]
         producer.send_batch(topic, [b"v"] * len(keys), keys=keys)
         producer.flush(20)
-        found = admin.hot_keys(topic, keys=2)
+        found = admin.hot_keys(topic, keys=2, sample=20_000)
+        [by_default] = admin.hot_keys(topic, keys=1, partitions=home)
     assert [one.partition for one in found] == [0, 1, 2, 3]
     assert sum(one.sampled for one in found) == 20_000
     [hottest, other] = found[home].keys
     assert (hottest.key, hottest.records, hottest.error) == (HOT, 10_000, 0)
     assert 0.7 < hottest.share < 0.9
     assert other.share < 0.01
+    assert by_default.sampled == SAMPLE
+    [key] = by_default.keys
+    assert (key.key, key.error) == (HOT, 0)
     assert 0.5 < found[home].load < 0.75
     assert re.search(r"spread=\{'ann': [23]\}", found[home].advice)
     assert not any(one.advice for one in found if one.partition != home)
 
     text = call_cli("topic", "describe", topic, "--hot", url=node.url).lines
     assert text[0].split() == ["PARTITION", "SAMPLED", "RECORDS/S", "LOAD", "SHARE", "KEY"]
-    assert text[-1].startswith(f"key 'ann' is {hottest.share:.0%} of {topic}-{home}")
+    assert text[-1].startswith(f"key 'ann' is {key.share:.0%} of {topic}-{home}")
     [told] = call_cli("topic", "describe", topic, "--hot", "--format", "json", url=node.url).objects
     assert told["partitions"][home]["keys"][0]["key"] == "ann"
 

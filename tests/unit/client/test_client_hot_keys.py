@@ -6,10 +6,12 @@ import random
 from collections import Counter
 from dataclasses import replace
 
+import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
+from seeds import seed_of_day
 
-from penstock.client.admin.hot_keys import HotKey, HotPartition, KeySketch, advice
+from penstock.client.admin.hot_keys import COUNTERS, ROOM, HotKey, HotPartition, KeySketch, advice
 
 BATCHES = st.lists(st.lists(st.sampled_from([None, *(b"%d" % n for n in range(30))])), max_size=20)
 
@@ -40,6 +42,25 @@ def test_a_hot_key_among_a_million_distinct_ones_is_found():
     [(key, count, error), *_] = sketch.top(1)
     assert key == b"hot"
     assert count - error <= 10_000 <= count
+
+
+def test_the_top_of_a_million_skewed_keys_is_right():
+    """By Zipf's law, and by more distinct keys than the sketch holds, so that it is cut down."""
+    chance, distinct = np.random.default_rng(seed_of_day()), 1_000_000
+    weights = np.cumsum(1 / np.arange(1, distinct + 1))
+    sketch, exact = KeySketch(), Counter[bytes | None]()
+    for _ in range(20):
+        ranks = np.searchsorted(weights, chance.random(5_000) * weights[-1])
+        keys = [b"%d" % rank for rank in ranks.tolist()]
+        sketch.add(keys)
+        exact.update(keys)
+    assert len(exact) > 3 * COUNTERS * ROOM
+    found = sketch.top(20)
+    hottest = {key for key, _ in exact.most_common(5)}
+    assert hottest <= {key for key, _, _ in found}
+    for key, count, error in found:
+        assert count - error <= exact[key] <= count
+        assert error <= exact.total() / COUNTERS
 
 
 def test_advice_names_the_key_and_what_suffixes_leave():

@@ -5,16 +5,16 @@ and readers pay nothing for it. Owns the sketch and the advice, and changes noth
 
 The sketch is Space-Saving's (Metwally, Agrawal, El Abbadi 2005), fed with a batch's counts at a
 time. Of n records and c counters, a key that has more than n / c is in it, and no count is more
-than n / c above the truth; each count has its own bound of that error.
+than n / c above the truth; each count has its own bound of that error. It is cut down to c keys
+only once it holds `ROOM` times as many: until then it is exact, and counted in C alone.
 """
 
 from __future__ import annotations
 
-import heapq
 import math
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
@@ -31,8 +31,10 @@ if TYPE_CHECKING:  # it needs numpy, which administration does without
 
 COUNTERS: Final = 1000
 """Keys that a sketch counts: keys of over a thousandth of a partition's records are found."""
-SAMPLE: Final = 20_000
-"""Newest offsets of a partition that are read, unless told otherwise."""
+ROOM: Final = 8
+"""Times its counters: keys that a sketch holds before it is cut down."""
+SAMPLE: Final = 5_000
+"""Newest offsets of a partition whose keys are counted, unless told otherwise."""
 SAMPLE_MAX: Final = 1_000_000
 SAMPLE_ALL_MAX: Final = 5_000_000
 """Offsets of all partitions of a call together: of many partitions fewer are read of each."""
@@ -50,33 +52,40 @@ class KeySketch:
 
     def __init__(self, counters: int = COUNTERS) -> None:
         self._size = counters
-        self._counts: dict[bytes | None, int] = {}
+        self._counts: Counter[bytes | None] = Counter()
         self._errors: dict[bytes | None, int] = {}
+        """Of keys that came after the first cut."""
         self._floor = 0
         """No key without a counter has come more often."""
         self.total = 0
 
-    def add(self, keys: Iterable[bytes | None]) -> None:
+    def add(self, keys: Sequence[bytes | None]) -> None:
         """Counts a batch of keys; None is a record without one."""
-        came = Counter(keys)
-        self.total += came.total()
+        self.total += len(keys)
         counts, floor = self._counts, self._floor
-        for key, count in came.items():
-            if key in counts:
-                counts[key] += count
-            else:
-                counts[key] = floor + count
-                self._errors[key] = floor
-        if len(counts) > self._size:
-            kept = heapq.nlargest(self._size + 1, counts.items(), key=lambda pair: pair[1])
-            self._floor = kept.pop()[1]
-            self._counts = dict(kept)
-            self._errors = {key: self._errors[key] for key in self._counts}
+        if not floor:
+            counts.update(keys)
+        else:
+            for key, count in Counter(keys).items():
+                if key in counts:
+                    counts[key] += count
+                else:
+                    counts[key] = floor + count
+                    self._errors[key] = floor
+        if len(counts) > self._size * ROOM:
+            self._cut()
+
+    def _cut(self) -> None:
+        """Keeps the most frequent keys."""
+        kept = self._counts.most_common(self._size + 1)
+        self._floor = kept.pop()[1]
+        self._counts = Counter(dict(kept))
+        self._errors = {key: n for key, n in self._errors.items() if key in self._counts}
 
     def top(self, count: int) -> list[tuple[bytes | None, int, int]]:
         """The most frequent keys: key, count, and by how much the count may be too high."""
-        found = heapq.nlargest(count, self._counts.items(), key=lambda pair: pair[1])
-        return [(key, seen, self._errors[key]) for key, seen in found]
+        found = self._counts.most_common(min(count, self._size))
+        return [(key, seen, self._errors.get(key, 0)) for key, seen in found]
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +101,8 @@ class HotKey:
 
 @dataclass(frozen=True, slots=True)
 class HotPartition:
-    """A partition by its newest records. `rate`: records a second, since the first of the
-    `sampled` ones; `load`: its part of the topic's. `advice` is empty where nothing is hot."""
+    """A partition by its newest records. `rate`: records a second, since the batch of the first of
+    the `sampled` ones; `load`: its part of the topic's. `advice` is empty where nothing is hot."""
 
     topic: str
     partition: int
@@ -143,18 +152,20 @@ def _read(
 ) -> HotPartition:
     from penstock.client.consumer.span_scan import scanning
 
-    sketch, first = KeySketch(), math.inf
+    sketch, first, since = KeySketch(), span[1], math.inf
     try:
         for chunks in scanning(consumer, {place: span}, timeout, span[1] - span[0]):
             for chunk in chunks:
-                sketch.add(chunk.keys)
-                first = min(first, int(chunk.timestamps.min()))
+                sketch.add(chunk.keys.to_list())
+                # By whole batches, whose records are mostly of one time.
+                first = min(first, chunk.columns.head.base_offset)
+                since = min(since, int(chunk.columns.timestamps.min()))
     except er.OffsetOutOfRangeError:
         pass  # deleted just now: what was read is shown
-    seconds = max(now - first / 1e6, 1e-3)
+    seconds = max(now - since / 1e6, 1e-3)
     total = sketch.total
     return HotPartition(
-        *place, total, total / seconds if total else 0.0, 0.0,
+        *place, total, (span[1] - first) / seconds if total else 0.0, 0.0,
         [HotKey(key, count, error, count / total) for key, count, error in sketch.top(keys)],
     )  # fmt: skip
 
