@@ -3,9 +3,9 @@
 A point is where a line of Penstock or `threading` begins, and where a function written in C has
 returned and its result is stored nowhere yet. CPython runs the handlers of signals at some of
 these. It runs none where a `with` block gives its lock back, nor between the last call of a
-function and the `return` of a name, nor at the NOP of a `try`, which belongs to no block, nor where
-an `except` block ends: those are no points. (An exception raised at that end leaves the one that was
-handled in the thread for ever, and with it all that its traceback holds.)
+function and the `return` of a name, nor at the NOP of a `try`, which belongs to no block, nor
+where an `except` block ends: those are no points. (An exception raised at that end leaves the one
+that was handled in the thread for ever, and with it all that its traceback holds.)
 """
 
 from __future__ import annotations
