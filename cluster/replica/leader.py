@@ -99,6 +99,17 @@ class ReplicaLeader:
         """How far each is that has fetched or is in the ISR."""
         return {broker: each.stored for broker, each in self._progress.items()}
 
+    @property
+    def is_even(self) -> bool:
+        """Every follower has all there is and nothing is asked for: until the next event, `tick`
+        has nothing to find."""
+        log_end, brokers = self._log.log_end, self._brokers
+        return (
+            self.wanted is None
+            and all(known.stored >= log_end for known in self._progress.values())
+            and all(member in brokers for member in self.isr)
+        )
+
     # --- events ---
     def appended(self) -> None:
         """The log has grown here, or more of it is on stable storage."""

@@ -67,6 +67,35 @@ def test_many_partitions_with_their_leaders_spread(world):
         world.check_equal(page)
 
 
+def is_at_rest(broker: Broker) -> bool:
+    """Whether a sweep of its replicator visits no partition and no request."""
+    it = broker.replicator
+    hosting, copying, serving = it._hosting, it._copying, it._serving
+    lists = hosting._turning, hosting._uneven, copying._silent, serving._restless
+    return not any(lists)
+
+
+def test_partitions_at_rest_are_not_looked_at(world):
+    world.topic(partitions=6, factor=2, min_insync=1)
+    for page in range(6):
+        filled(world, 3, page=page)
+    for broker in world.brokers.values():
+        eventually(partial(is_at_rest, broker), "all is at rest")
+    leader, members = world.leader(), world.partition().replicas
+    late = next(world.brokers[n] for n in members if n != leader.number)
+    late.pause()
+    assert late.stands.wait(15), "it was in the middle of a turn"
+    producer = Producer(leader, 9)
+    producer.send(0)
+    world.wait_isr(leader.number)
+    assert not is_at_rest(leader), "a follower lacks a record"
+    late.go_on()
+    world.wait_isr(*members)
+    producer.settle()
+    for broker in world.brokers.values():
+        eventually(partial(is_at_rest, broker), "all is at rest again")
+
+
 @pytest.mark.rule(23)
 def test_replicas_that_all_lost_power_tell_where_they_end_and_one_of_them_leads(world):
     world.topic()

@@ -64,6 +64,9 @@ class Told:
     def high_watermark(self, topic_id: bytes, partition: int) -> int:
         return 0
 
+    def turns(self, partition: ReplicatedPartition) -> None:
+        pass
+
     def turned(self, partition: ReplicatedPartition) -> None:
         pass
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Final
 
@@ -82,6 +83,10 @@ class Copying:
         self._epoch = epoch
         self._later = later
         self._copies: dict[int, Copy] = {}
+        self._asked: OrderedDict[Copy, None] = OrderedDict()
+        """Those with a request under way, the oldest request first."""
+        self._silent: dict[Copy, None] = {}
+        """All others."""
         self._number = time.time_ns()  # above that of every request of an earlier life
         self._unsynced: dict[int, Copy] = {}
 
@@ -94,10 +99,14 @@ class Copying:
                 self._forget(copy)
             return
         if copy is None or copy.partition is not partition:
+            if copy is not None:
+                self._forget(copy)
             copy = self._copies[partition.page] = Copy(partition)
+            self._silent[copy] = None
         if copy.role is not partition.follower:
             copy.role = partition.follower
-            copy.asked, copy.paused_until = None, 0.0
+            copy.paused_until = 0.0
+            self._unask(copy)
         copy.is_busy = False  # what was in the lane is answered
         self.want(copy)
 
@@ -105,11 +114,8 @@ class Copying:
         if self._copies.get(copy.partition.page) is copy:
             del self._copies[copy.partition.page]
         self._unsynced.pop(copy.partition.page, None)
-
-    def forget(self, partition: ReplicatedPartition) -> None:
-        copy = self._copies.get(partition.page)
-        if copy is not None:
-            self._forget(copy)
+        self._asked.pop(copy, None)
+        self._silent.pop(copy, None)
 
     def want(self, copy: Copy) -> None:
         """Ask the leader for what comes next, if it can be asked."""
@@ -132,6 +138,15 @@ class Copying:
         link.ask(partition.page, partition.topic_id, request)
         copy.asked = link
         copy.asked_at = now
+        del self._silent[copy]
+        self._asked[copy] = None
+
+    def _unask(self, copy: Copy) -> None:
+        """Its request is answered, or is not going to be."""
+        if copy.asked is not None:
+            copy.asked = None
+            del self._asked[copy]
+            self._silent[copy] = None
 
     def _waits(self, copy: Copy, now: float) -> bool:
         """Whether what came is to be synced first: the request then says that it is."""
@@ -155,22 +170,21 @@ class Copying:
     def lost(self, link: LeaderLink) -> None:
         """A link is down: what was asked by it is asked again."""
         self._counts.connections_lost += 1
-        for copy in list(self._copies.values()):
-            if copy.asked is link:
-                copy.asked = None
-                self.want(copy)
+        for copy in [each for each in self._asked if each.asked is link]:
+            self._unask(copy)
+            self.want(copy)
 
     def links_changed(self) -> None:
         """Brokers came or went."""
-        for copy in list(self._copies.values()):
+        for copy in list(self._silent):
             self.want(copy)
 
     def check(self, now: float) -> None:
         """The belt: requests that nobody answered, and partitions that could ask and do not."""
-        for copy in list(self._copies.values()):
-            if copy.asked is not None and now - copy.asked_at > ANSWER_MAX:
-                self._counts.timeouts += 1
-                copy.asked = None
+        while self._asked and now - (copy := next(iter(self._asked))).asked_at > ANSWER_MAX:
+            self._counts.timeouts += 1
+            self._unask(copy)
+        for copy in list(self._silent):
             self.want(copy)
 
     def _pause(self, copy: Copy, seconds: float) -> None:
@@ -224,7 +238,7 @@ class Copying:
         role = None if copy is None else copy.partition.follower
         if copy is None or role is None or copy.asked is not link or role.number != number:
             return None
-        copy.asked = None
+        self._unask(copy)
         return copy
 
     def _fetched(self, copy: Copy, fetched: Fetched, runs: list[zmq.Frame]) -> None:

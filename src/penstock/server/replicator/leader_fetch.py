@@ -15,6 +15,7 @@ import logging
 import time
 from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from penstock.cluster.replica import (
@@ -46,8 +47,9 @@ BEHIND_FORGOTTEN: Final = 2.0
 """Seconds after which that is not counted any more: it does not ask for that partition again."""
 PARK: Final = 2.0
 """Seconds after which a request is answered with nothing."""
-PARK_OUTSIDE: Final = 0.25
-"""The same for a follower outside the ISR: each request is another look whether it fits now."""
+PARK_RESTLESS: Final = 0.25
+"""The same for a follower outside the ISR, or one that does not answer yet for all that it has:
+each request is another look."""
 NEWS_AFTER: Final = 0.05
 """Seconds after which a follower that waits for batches is told of a high watermark alone."""
 RECENT_MAX: Final = 16
@@ -59,13 +61,17 @@ READERS_MAX: Final = 256
 """Logs that are open for reading."""
 
 
-class Parked(NamedTuple):
-    """A request without an answer: its follower has all that there is."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Parked:
+    """A request without an answer: its follower has all that there is. `is_whole`: and answers for
+    all of it."""
 
+    served: LedPartition
     peer: FetchPeer
     number: int
     offset: int
     since: float
+    is_whole: bool
 
 
 class Ready(NamedTuple):
@@ -156,6 +162,10 @@ class Serving:
         self._open: OrderedDict[LogReader, float] = OrderedDict()
         """And when each was used last."""
         self._uninformed: dict[LedPartition, None] = {}
+        self._waiting: OrderedDict[Parked, None] = OrderedDict()
+        """All that are parked, the oldest first."""
+        self._restless: dict[Parked, None] = {}
+        """Those of them that do not wait for `PARK`."""
 
     # --- roles ---
     def turned(self, partition: ReplicatedPartition) -> None:
@@ -177,10 +187,10 @@ class Serving:
         for reader in served.readers.values():
             self._open.pop(reader, None)
             reader.close()
-        for parked in served.parked.values():
+        for parked in list(served.parked.values()):
+            self._take_up(parked)
             refused = FetchRefused(parked.number, ReplicaRefusal.NOT_LEADER, 0)
             parked.peer.refused.append((served.partition.page, refused))
-        served.parked.clear()
 
     # --- requests ---
     def take(self, peer: FetchPeer, message: protocol.Fetch, now: float) -> None:
@@ -217,9 +227,26 @@ class Serving:
         if answer.offset < log.log_end or answer.offset != request.offset:
             self._make_ready(served, peer, Ready(leader, request.number, answer.offset))
             return
-        served.parked[peer.broker] = Parked(peer, request.number, answer.offset, now)
+        is_whole = request.stored >= log.log_end
+        self._park(Parked(served, peer, request.number, answer.offset, now, is_whole), leader)
         if served.told.get(peer.broker) != log.high_watermark:
             self._uninformed[served] = None
+
+    def _park(self, parked: Parked, leader: ReplicaLeader) -> None:
+        waits = parked.served.parked
+        if (older := waits.get(parked.peer.broker)) is not None:
+            self._take_up(older)
+        waits[parked.peer.broker] = parked
+        self._waiting[parked] = None
+        self._sort(parked, leader)
+
+    def _sort(self, parked: Parked, leader: ReplicaLeader) -> None:
+        if not parked.is_whole or parked.peer.broker not in leader.isr:
+            self._restless[parked] = None
+
+    def _take_up(self, parked: Parked) -> None:
+        del parked.served.parked[parked.peer.broker], self._waiting[parked]
+        self._restless.pop(parked, None)
 
     def _refuse(self, peer: FetchPeer, page: int, refused: FetchRefused) -> None:
         self._counts.refused_in += 1
@@ -230,22 +257,26 @@ class Serving:
             (peer.fresh if peer.broker in ready.leader.isr else peer.behind)[served] = ready
 
     def moved(self, partition: ReplicatedPartition) -> None:
-        """Its log has grown, or its high watermark."""
+        """Its log has grown, or its high watermark; or its ISR is another."""
         served = self._served.get(partition.page)
         if served is None or not served.parked:
             return
         log_end = partition.log.log_end
         for parked in list(served.parked.values()):
             if parked.offset < log_end:
-                self._unpark(served, parked)
+                self._unpark(parked)
+            elif partition.leader is not None:
+                self._sort(parked, partition.leader)
         if served.parked:
             self._uninformed[served] = None
 
-    def _unpark(self, served: LedPartition, parked: Parked) -> None:
-        del served.parked[parked.peer.broker]
-        leader = served.partition.leader
+    def _unpark(self, parked: Parked) -> None:
+        self._take_up(parked)
+        leader = parked.served.partition.leader
         if leader is not None:
-            self._make_ready(served, parked.peer, Ready(leader, parked.number, parked.offset))
+            self._make_ready(
+                parked.served, parked.peer, Ready(leader, parked.number, parked.offset)
+            )
 
     # --- time ---
     def inform(self) -> None:
@@ -255,24 +286,20 @@ class Serving:
             high_watermark = served.partition.log.high_watermark
             for parked in list(served.parked.values()):
                 if served.told.get(parked.peer.broker) != high_watermark:
-                    self._unpark(served, parked)
+                    self._unpark(parked)
 
     def check(self, now: float) -> None:
         """Answer requests that have waited long enough."""
-        for served in self._served.values():
-            leader = served.partition.leader
-            for parked in list(served.parked.values()):
-                is_in = leader is not None and parked.peer.broker in leader.isr
-                if now - parked.since > (PARK if is_in else PARK_OUTSIDE):
-                    self._unpark(served, parked)
+        while self._waiting and now - (parked := next(iter(self._waiting))).since > PARK:
+            self._unpark(parked)
+        for parked in [each for each in self._restless if now - each.since > PARK_RESTLESS]:
+            self._unpark(parked)
 
     def forget(self, peer: FetchPeer) -> None:
         """Its connection has ended."""
         peer.is_gone = True
-        for served in self._served.values():
-            parked = served.parked.get(peer.broker)
-            if parked is not None and parked.peer is peer:
-                del served.parked[peer.broker]
+        for parked in [each for each in self._waiting if each.peer is peer]:
+            self._take_up(parked)
 
     # --- answers ---
     def compose(self, peer: FetchPeer, now: float) -> tuple[protocol.Answers, list[memoryview]]:

@@ -72,6 +72,9 @@ class ReplicaHost(Protocol):
     def leaderless(self, partition: ReplicatedPartition, end: LogEnd) -> None:
         """It follows nobody, since nobody leads, and has this."""
 
+    def turns(self, partition: ReplicatedPartition) -> None:
+        """Its writer is to take a role, and has not answered yet: look again until it has."""
+
     def moved(self, partition: ReplicatedPartition) -> None:
         """Its writer is to be told how far it may be read, at the end of the turn."""
 
@@ -161,6 +164,7 @@ class ReplicatedPartition:
         replica, word = self.replica, self.word
         if self._turning is not None or self.is_gone:
             return
+        self._broker.turns(self)
         if word.leader != self._broker.number and self.is_offline:
             self._rest()
             return

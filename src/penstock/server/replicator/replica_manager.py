@@ -67,7 +67,13 @@ class Hosting:
         self._led: list[ReplicatedPartition] = []
         self._words: list[int] = []
         self._seen: list[int] = []
+        self._trimmable: list[ReplicatedPartition] = []
+        self._starts: list[int] = []
+        self._starts_seen: list[int] = []
         self._q: Any = None
+        self._turning: dict[ReplicatedPartition, None] = {}
+        self._uneven: dict[ReplicatedPartition, None] = {}
+        """Led, and maybe not all followers have all, or an ISR is asked for: `check` ends it."""
 
     # --- what the node says ---
     def take(self, order: rm.Order) -> None:
@@ -96,6 +102,7 @@ class Hosting:
         self.number, self.epoch = order.broker, order.broker_epoch
         self.living.clear()  # the machines look at this very one
         self.living.update({broker: epoch for broker, (epoch, _) in order.brokers.items()})
+        self._uneven.update(dict.fromkeys(self.partitions.values()))
 
     def _assign(self, order: rm.Assign) -> None:
         known = self.partitions.get(order.page)
@@ -120,6 +127,8 @@ class Hosting:
     ) -> None:
         """How it has changed, by the controller's word or its answer."""
         if leader is not None and known.leader is leader:
+            self._uneven[known] = None
+            self._on_moved(known)
             self.counts.isr_grows += len(leader.isr) > before
             self.counts.isr_shrinks += len(leader.isr) < before
 
@@ -129,6 +138,8 @@ class Hosting:
             known.is_gone = True
             self._checkpoint.forget((known.topic_id, known.partition))
             self._untold.pop(known, None)
+            self._turning.pop(known, None)
+            self._uneven.pop(known, None)
             self._is_another = True
             self._on_turned(known)
 
@@ -138,9 +149,13 @@ class Hosting:
 
     def turned(self, partition: ReplicatedPartition) -> None:
         self._is_another = True
+        self._uneven[partition] = None
         self.counts.elections += partition.leader is not None
         self._on_turned(partition)
         partition.look()
+
+    def turns(self, partition: ReplicatedPartition) -> None:
+        self._turning[partition] = None
 
     def leaderless(self, partition: ReplicatedPartition, end: LogEnd) -> None:
         self._tell(rm.Leaderless(partition.page, partition.topic_id, partition.partition, end))
@@ -163,6 +178,7 @@ class Hosting:
             if word != before[at]:
                 partition = self._led[at]
                 partition.look()
+                self._uneven[partition] = None
                 self._on_moved(partition)
 
     @property
@@ -176,16 +192,18 @@ class Hosting:
         """Which pages are looked at."""
         self._is_another = False
         led = [each for each in self.partitions.values() if each.leader is not None]
-        self._led, self._words = [], []
+        self._led, self._words, self._starts = [], [], []
         for partition in led:
             q, log_end, _, _ = partition.state.words()
             self._q = q
             self._led.append(partition)
             self._words.append(log_end)
+            self._starts.append(log_end - lo.Q_PAGE_LOG_END + lo.Q_PAGE_LOG_START)
             if partition.is_synced:
                 self._led.append(partition)
                 self._words.append(log_end - lo.Q_PAGE_LOG_END + lo.Q_PAGE_DURABLE)
         self._seen = [-1] * len(self._words)
+        self._trimmable, self._starts_seen = led, [-1] * len(led)
         self._watch([each.page for each in led])
 
     def tell(self) -> None:
@@ -200,6 +218,7 @@ class Hosting:
     def asked(self, partition: ReplicatedPartition) -> None:
         """A follower has fetched: the ISR may have to grow, the high watermark has moved maybe."""
         partition.noted()
+        self._uneven[partition] = None
         leader = partition.leader
         if leader is not None and leader.wanted is not None:
             self._ask(partition)
@@ -215,23 +234,37 @@ class Hosting:
     # --- time ---
     def check(self) -> None:
         """Finds followers that lag, logs that were trimmed, and writers that have not taken a role
-        yet."""
-        for partition in self.partitions.values():
-            if not partition.has_turned and not partition.is_turning:
+        yet. A partition of which nothing is to come costs nothing."""
+        for partition in list(self._turning):
+            if partition.has_turned:
+                del self._turning[partition]
+            elif not partition.is_turning:
                 partition.turn()
+        self._check_starts()
+        for partition in list(self._uneven):
             leader = partition.leader
             if leader is not None:
-                if partition.state.log_start > partition.log.log_start:
-                    partition.look()
                 leader.tick(self.now)
                 if leader.wanted is not None:
                     self._ask(partition)
+            if leader is None or leader.is_even:
+                del self._uneven[partition]
+
+    def _check_starts(self) -> None:
+        """Logs that are led here may have been trimmed."""
+        if not self._starts:
+            return
+        before, self._starts_seen = self._starts_seen, list(map(self._q.__getitem__, self._starts))
+        if self._starts_seen != before:
+            for at, start in enumerate(self._starts_seen):
+                if start != before[at]:
+                    self._trimmable[at].look()
 
     def lags(self) -> list[tuple[int, int, int]]:
         """(page, follower, offsets behind) of those furthest behind."""
         behind = [
             (partition.log.log_end - stored, partition.page, follower)
-            for partition in self.partitions.values()
+            for partition in self._uneven
             if (leader := partition.leader) is not None
             for follower, stored in leader.followers.items()
             if stored < partition.log.log_end
