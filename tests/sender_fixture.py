@@ -18,6 +18,7 @@ from store_crash import memory
 from penstock.client.backoff import Retries
 from penstock.client.producer.routes import Batch, LaneLink, PartitionRoute, TopicRoutes
 from penstock.client.producer.sender import Sender
+from penstock.client.remote.address import Place
 from penstock.core import header as hd
 from penstock.core.columns import decode
 from penstock.core.encode import encode_batch
@@ -41,6 +42,7 @@ class World:
         folder: Path | None,
         retries: Retries,
         open_lane: Any = None,
+        socket: Place = Path("/nowhere"),
         **options: Any,
     ) -> None:
         self.chance = chance
@@ -53,7 +55,7 @@ class World:
         self.sent: list[Batch] = []
         self.receiver: LaneReceiver | None = None
         self.sender = Sender(
-            Path("/nowhere"), level="appended", idempotent=True, delivery_timeout=1e6,
+            socket, level="appended", idempotent=True, delivery_timeout=1e6,
             open_lane=open_lane or self._open_lane, finished=self.finished.append, retries=retries,
             **options,
         )  # fmt: skip

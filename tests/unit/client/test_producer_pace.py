@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+import random
+from pathlib import Path
 
 import pytest
+from sender_fixture import World
 
-from penstock.client.producer import pace
+from penstock.client.backoff import Retries
+from penstock.client.producer import sender
 from penstock.client.producer.pace import BEST_FOR, EAGER_MAX, EAGER_MIN, Pace
+from penstock.client.remote.address import Place, RemoteAddress
 
 
 class Clock:
@@ -18,40 +22,29 @@ class Clock:
         return self.now
 
 
-class Flying:
-    """A batch, as far as its pace looks at it."""
-
-    flight: object = "in a lane"
-
-
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    made = Clock()
-    monkeypatch.setattr(pace, "time", made)
-    return made
+def clock() -> Clock:
+    return Clock()
 
 
 def answer(paced: Pace, clock: Clock, seconds: float, times: int = 1) -> None:
-    """Sends batches one after the other, each of which is answered after so long."""
+    """Answers batches one after the other, each after so long."""
     for _ in range(times):
-        sent: Any = Flying()
-        paced.sent(sent)
-        assert paced.timed is sent
         clock.now += seconds
-        paced.answered(clock.now)
+        paced.answered(seconds, clock.now)
 
 
 @pytest.mark.parametrize("seconds", [0.0001, 0.001, 0.2])
 def test_a_way_that_is_free_has_the_largest_bound_also_where_it_is_long(
     clock: Clock, seconds: float
 ) -> None:
-    paced = Pace(is_far=True)
+    paced = Pace()
     answer(paced, clock, seconds, 50)
     assert paced.eager_max == EAGER_MAX
 
 
 def test_answers_that_take_longer_than_the_best_make_records_gather_sooner(clock: Clock) -> None:
-    paced = Pace(is_far=True)
+    paced = Pace()
     answer(paced, clock, 0.001)
     answer(paced, clock, 0.002, 50)
     assert EAGER_MIN < paced.eager_max < EAGER_MAX
@@ -60,7 +53,7 @@ def test_answers_that_take_longer_than_the_best_make_records_gather_sooner(clock
 
 
 def test_the_bound_grows_again_when_answers_are_quick_again(clock: Clock) -> None:
-    paced = Pace(is_far=True)
+    paced = Pace()
     answer(paced, clock, 0.001)
     answer(paced, clock, 0.050, 50)
     assert paced.eager_max == EAGER_MIN
@@ -69,7 +62,7 @@ def test_the_bound_grows_again_when_answers_are_quick_again(clock: Clock) -> Non
 
 
 def test_a_best_time_of_another_way_is_forgotten(clock: Clock) -> None:
-    paced = Pace(is_far=True)
+    paced = Pace()
     answer(paced, clock, 0.001)
     answer(paced, clock, 0.1, 40)
     assert paced.eager_max == EAGER_MIN
@@ -80,21 +73,37 @@ def test_a_best_time_of_another_way_is_forgotten(clock: Clock) -> None:
     assert paced.eager_max == EAGER_MAX
 
 
-def test_a_batch_that_gets_no_answer_is_timed_no_more(clock: Clock) -> None:
-    paced = Pace(is_far=True)
-    lost: Any = Flying()
-    other: Any = Flying()
-    for batch in (lost, other):
-        paced.sent(batch)
-    assert [paced.timed] == [lost]  # one at a time
-    lost.flight = None
-    paced.sent(other)
-    assert [paced.timed] == [other]
+def bound_after(
+    folder: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch, socket: Place, *, lose: bool
+) -> int:
+    """The bound of a sender whose first answer took 1 ms, and the others 50. `lose`: it gave up a
+    batch before them."""
+    monkeypatch.setattr(sender, "time", clock)
+    world = World(random.Random(1), folder, Retries(1.0, 1.0), socket=socket)
+    if lose:
+        world.post(1)
+        world.sender.lose_all(TimeoutError())
+        world.drain()
+    for seconds in [0.001] + [0.050] * 50:
+        world.post(2)
+        clock.now += seconds
+        world.drain()
+        world.sender.reap()
+    world.close()
+    return world.sender.pace.eager_max
 
 
-def test_on_the_own_host_the_bound_is_always_the_largest() -> None:
-    paced = Pace(is_far=False)
-    batch: Any = Flying()
-    paced.sent(batch)
-    assert paced.timed is None
-    assert paced.eager_max == EAGER_MAX
+HOST = RemoteAddress((("127.0.0.1", 9),))
+
+
+def test_a_sender_tells_how_long_the_answers_of_another_host_take(tmp_path, clock, monkeypatch):
+    assert bound_after(tmp_path, clock, monkeypatch, HOST, lose=False) == EAGER_MIN
+
+
+def test_a_batch_that_gets_no_answer_is_timed_no_more(tmp_path, clock, monkeypatch):
+    assert bound_after(tmp_path, clock, monkeypatch, HOST, lose=True) == EAGER_MIN
+
+
+def test_on_the_own_host_the_bound_is_always_the_largest(tmp_path, clock, monkeypatch):
+    here = Path("/nowhere")
+    assert bound_after(tmp_path, clock, monkeypatch, here, lose=False) == EAGER_MAX

@@ -187,7 +187,6 @@ def _launch_slab(
     for batch in batches:  # what found no room in a lane outlives the stream's memory
         if isinstance(batch.encoded, PiecedBatch):
             batch.encoded = batch.encoded.settled()
-    pipeline.state.sent(batches)
     pipeline.boxes.closed(box)
     pipeline.io.posted()
 

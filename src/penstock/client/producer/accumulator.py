@@ -154,7 +154,6 @@ class Boxes:
         batches = batch_builder.seal(box, rows, topic, settings)
         self.closing = box  # all of them leave, or none: see `mend`
         self._sender.post(batches)
-        self._state.sent(batches)
 
     # --- given up --------------------------------------------------------------------------------
     def drop(self, error: Exception, *, level: int = logging.DEBUG) -> None:

@@ -6,19 +6,15 @@ with fifty records. So the bound follows how long answers take (as in the conges
 
     bound = 2 x usual / (usual - best), within EAGER_MIN and EAGER_MAX
 
-A way that is long and free has the best time and the largest bound. Times one batch at a time. By
-shared memory the bound is always the largest: a batch costs little there, and p50 was a quarter
-higher where it followed (measured).
+A way that is long and free has the best time and the largest bound. The sender times one batch at a
+time, and none by shared memory: the bound stays the largest there. A batch costs little there, and
+p50 was a quarter higher where the bound followed (measured).
 """
 
 from __future__ import annotations
 
 import math
-import time
-from typing import TYPE_CHECKING, Final
-
-if TYPE_CHECKING:
-    from penstock.client.producer.routes import Batch
+from typing import Final
 
 EAGER_MAX: Final = 8
 EAGER_MIN: Final = 2
@@ -30,32 +26,17 @@ WEIGHT: Final = 1 / 8
 
 
 class Pace:
-    """The bound of batches without an answer; it follows the answers of another host (`is_far`).
-    `timed`: the batch whose answer is awaited."""
+    """The bound of batches without an answer."""
 
-    __slots__ = ("_best", "_best_before", "_changes_at", "_is_far", "_since", "_usual",
-                 "eager_max", "timed")  # fmt: skip
+    __slots__ = ("_best", "_best_before", "_changes_at", "_usual", "eager_max")
 
-    def __init__(self, *, is_far: bool) -> None:
-        self._is_far = is_far
+    def __init__(self) -> None:
         self.eager_max = EAGER_MAX
-        self.timed: Batch | None = None
-        self._since = self._usual = self._changes_at = 0.0
+        self._usual = self._changes_at = 0.0
         self._best = self._best_before = math.inf
 
-    def sent(self, batch: Batch) -> None:
-        """Notes that a batch is in flight."""
-        if not self._is_far:
-            return
-        timed = self.timed
-        if timed is None or timed.flight is None:  # one without a flight gets no answer any more
-            self._since = time.monotonic()
-            self.timed = batch
-
-    def answered(self, now: float) -> None:
-        """Notes that the batch `timed` has its answer."""
-        self.timed = None
-        took = now - self._since
+    def answered(self, took: float, now: float) -> None:
+        """Notes how many seconds an answer took, which came just now."""
         if now >= self._changes_at:
             self._changes_at = now + BEST_FOR
             self._best_before, self._best = self._best, math.inf

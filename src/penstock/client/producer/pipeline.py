@@ -158,7 +158,6 @@ class Pipeline:
                             config.delivery_timeout,
                         )  # fmt: skip
                         if alone is not None:
-                            self.state.sent(alone.batches)
                             self.io.posted()
                             self._books.close()
                             return Delivery(alone, 0)

@@ -261,7 +261,7 @@ class Producer(Typed[V, K], Elsewhere, Shown, ABC):
 
     def _described(self) -> str:
         state = self._pipeline.state
-        counts = state.counts
+        counts = self.metrics()
         who = "".join(f"{name!r}, " for name in (state.terms.name, self.config.client_id) if name)
         return (
             f"{who}{'closed' if state.is_closed else 'open'}: {counts['records']} records in "

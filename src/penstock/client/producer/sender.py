@@ -84,7 +84,10 @@ class Sender:
         self._open_lane = open_lane
         self.finished = finished
         self.links: dict[int, LaneLink] = {}
-        self.pace = Pace(is_far=isinstance(socket, RemoteAddress))
+        self.pace = Pace()
+        self._is_far = isinstance(socket, RemoteAddress)
+        self._timed: Batch | None = None  # its answer tells the pace, while it has a flight
+        self._timed_from = 0.0
         self.topics: dict[str, TopicRoutes] = {}
         self.retired: list[PartitionRoute] = []  # of topics that are gone, until they are idle
         self._epochs: dict[tuple[bytes, int], int] = {}  # the newest of each partition sent to
@@ -93,8 +96,8 @@ class Sender:
         self.no_lane = ""
         self._retries = retries
         self._lane_retry_at = 0.0
-        self.resent = 0
-        self.refused_late = 0
+        taken = ("records", "batches", "bytes")
+        self._counts = dict.fromkeys((*taken, "resent", "refused_after_ring"), 0)
         self.finishing: Batch | None = None
 
     @classmethod
@@ -134,10 +137,7 @@ class Sender:
         return sum(len(link.flights) for link in self.links.values()) < self.pace.eager_max
 
     def counts(self) -> dict[str, int]:
-        return {
-            "resent": self.resent, "refused_after_ring": self.refused_late,
-            "buffered_bytes": self.buffered,
-        }  # fmt: skip
+        return {**self._counts, "buffered_bytes": self.buffered}
 
     def has_answers(self) -> bool:
         return any(link.sender.has_acks() for link in self.links.values())
@@ -147,13 +147,20 @@ class Sender:
         """Takes newly encoded batches; those that find no room stay pending."""
         fresh: list[PartitionRoute] = []
         for batch in batches:
-            self.buffered += batch.length
+            self._take(batch)
             route = batch.route
-            route.batches[batch] = None
             route.pending.append(batch)
             if len(route.pending) == 1:
                 fresh.append(route)
         self._pump_all(fresh)
+
+    def _take(self, batch: Batch) -> None:
+        batch.route.batches[batch] = None
+        self.buffered += batch.length
+        counts = self._counts
+        counts["records"] += batch.count
+        counts["batches"] += 1
+        counts["bytes"] += batch.length
 
     def pump(self, route: PartitionRoute) -> None:
         """Copies pending batches into the lane while there is room."""
@@ -204,15 +211,15 @@ class Sender:
     def launched(self, link: LaneLink, batch: Batch, sequence: int) -> None:
         """Takes over a batch that its sender wrote into the lane itself."""
         link.writing = batch
-        batch.route.batches[batch] = None
-        self.buffered += batch.length
+        self._take(batch)
         self.flies(link, batch, sequence)
 
     def flies(self, link: LaneLink, batch: Batch, sequence: int) -> None:
         """Notes that a batch is in a lane. Done twice, it is as if it was done once."""
         route = batch.route
         link.note(batch, sequence)
-        self.pace.sent(batch)
+        if self._is_far and (self._timed is None or self._timed.flight is None):
+            self._timed, self._timed_from = batch, time.monotonic()
         if route.pending and route.pending[0] is batch:
             route.pending.popleft()
         route.flies(batch)
@@ -263,8 +270,9 @@ class Sender:
             for ack in acks:
                 batch = link.flights.get(ack.sequence)
                 if batch is not None:
-                    if batch is self.pace.timed:
-                        self.pace.answered(time.monotonic())
+                    if batch is self._timed:
+                        now, self._timed = time.monotonic(), None
+                        self.pace.answered(now - self._timed_from, now)
                     self._settle(batch, ack)
                     link.flights.pop(ack.sequence, None)
             link.sender.read(len(acks))  # only now: an interrupt above has them come again
@@ -328,7 +336,7 @@ class Sender:
             moved = True
         if stale:  # another log now: the same bytes go there again
             stale += route.in_flight if self._idempotent else ()  # behind a gap there
-            self.resent += route.recall(stale)
+            self._counts["resent"] += route.recall(stale)
         return moved
 
     def _sent_back(self, batch: Batch, code: er.ErrorCode) -> None:
@@ -339,7 +347,7 @@ class Sender:
         if not self._idempotent:
             return self._refused(batch, code)
         behind = itertools.dropwhile(lambda one: one is not batch, route.in_flight)
-        self.resent += route.recall(behind)
+        self._counts["resent"] += route.recall(behind)
         self._close_gap(route)
 
     def _refused(self, batch: Batch, code: er.ErrorCode) -> None:
@@ -380,7 +388,7 @@ class Sender:
             self._close_gap(route)
         else:
             # Answers come in lane order, so nothing before these can still be under way.
-            self.resent += route.recall(route.in_flight)
+            self._counts["resent"] += route.recall(route.in_flight)
             self._renew(route)
 
     def _refusal(self, batch: Batch, code: er.ErrorCode) -> er.PenstockError:
@@ -451,7 +459,7 @@ class Sender:
             self.finishing = None
         elif error is not None and batch.error is None:  # it was called good at "ring"
             batch.error = error
-            self.refused_late += batch.count
+            self._counts["refused_after_ring"] += batch.count
             logger.error("accepted into the ring, then refused: %s", error)
         route = batch.route
         if batch.flight is not None and batch not in route.in_flight:
@@ -567,7 +575,7 @@ class Sender:
         durable offset. The notice of that offset may have gone to this connection's predecessor."""
         for route in self.routes():
             if route.waiting_durable and not (route.in_flight or route.pending):
-                self.resent += route.recall([route.waiting_durable.pop()])
+                self._counts["resent"] += route.recall([route.waiting_durable.pop()])
                 self.pump(route)
 
     def _send_again(self, lost: list[LaneLink]) -> None:
@@ -580,7 +588,7 @@ class Sender:
             if not flying:
                 continue
             if self._idempotent:
-                self.resent += route.recall(flying)
+                self._counts["resent"] += route.recall(flying)
             else:
                 route.has_gap = True
                 for batch in flying:

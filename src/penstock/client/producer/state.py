@@ -7,7 +7,6 @@ count it here. Owns no batch on its way.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -15,7 +14,7 @@ from penstock.client import process_exit
 from penstock.client.producer.batch_builder import SealSettings
 from penstock.client.producer.books import Books
 from penstock.client.producer.config import ProducerConfig
-from penstock.client.producer.routes import Batch, LaneLink
+from penstock.client.producer.routes import LaneLink
 from penstock.client.remote.address import Place, RemoteAddress
 from penstock.client.session import Session
 from penstock.core import errors as er
@@ -60,7 +59,7 @@ class ProducerState:
         self.lock = self.books.lock
         self.session: Session | None = None
         self.settings: SealSettings | None = None
-        self.counts = dict.fromkeys(("records", "batches", "bytes", "acknowledged", "failed"), 0)
+        self.counts = dict.fromkeys(("acknowledged", "failed"), 0)
         self.is_closed = False
         self.is_stale = False
         """It is the parent's, and this is a forked child."""
@@ -101,14 +100,6 @@ class ProducerState:
         if self.session is not None:
             with contextlib.suppress(er.ClosedError):  # the end was interrupted: nobody sleeps
                 self.session.doorbell.ring()
-
-    def sent(self, batches: Iterable[Batch]) -> None:
-        """Batches have left."""
-        counts = self.counts
-        for batch in batches:
-            counts["batches"] += 1
-            counts["records"] += batch.count
-            counts["bytes"] += batch.length
 
     def open_lane(self, writer: int) -> LaneLink | None:
         """Opens a lane to a writer; None without an attachment. Raises what the node
