@@ -17,7 +17,6 @@ from typing import Any, Final
 from penstock.client.remote.wiresocket import SocketEvent
 from penstock.client.remote.zmtp import ZmtpStage, ZmtpStream
 from penstock.cluster.frames import messages as fr
-from penstock.cluster.frames.codec import Piece
 
 Address = tuple[int, Any]
 """Family and address of a socket."""
@@ -29,8 +28,7 @@ HEARD_OUT_FOR: Final = 0.1
 
 
 class PlainSocket(ZmtpStream):
-    """A connection without keys to one of the addresses of a host. `unsent_max`: messages that
-    wait here for a broker that does not read."""
+    """A connection without keys to one of the addresses of a host."""
 
     tells_once = False
     servers_tried: tuple[str, ...] = ()
@@ -38,13 +36,11 @@ class PlainSocket(ZmtpStream):
     def __init__(self, *, message_bytes_max: int, unsent_max: int) -> None:
         super().__init__(
             b"DEALER", frame_bytes_max=message_bytes_max, frames_max=1 + fr.PAYLOADS_MAX,
-            buffer_bytes=BUFFER_BYTES,
+            buffer_bytes=BUFFER_BYTES, unsent_max=unsent_max,
         )  # fmt: skip
-        self._unsent_max = unsent_max
         self._poll = select.epoll()  # one descriptor, whichever address is tried
         self._addresses: deque[Address] = deque()
         self._news: deque[SocketEvent] = deque()
-        self._found: list[Piece] | None = None
         self._was_up = False
 
     # --- its life ---
@@ -155,20 +151,3 @@ class PlainSocket(ZmtpStream):
     def events(self) -> Iterator[SocketEvent]:
         while self._news:
             yield self._news.popleft()
-
-    # --- out ---
-    def send(self, head: bytes, payload: Piece | None) -> bool:
-        is_able = self._stage is ZmtpStage.UP and not self._is_mute
-        if not is_able or len(self._unsent) >= self._unsent_max:
-            return False
-        return self._say(head, payload)
-
-    @property
-    def has_messages(self) -> bool:
-        self._is_dry = False
-        self._found = self._found or self._next()
-        return self._found is not None
-
-    def receive(self) -> list[Piece] | None:
-        found, self._found = self._found or self._next(), None
-        return found

@@ -14,6 +14,8 @@ import logging
 from collections.abc import Callable
 from typing import Final
 
+import msgspec
+
 from penstock.client.remote.branches import Branch
 from penstock.client.remote.endpoint import Endpoint
 from penstock.client.remote.lanes import SEND_PASS_BYTES, AnswerError, Flow, MirroredLane
@@ -131,7 +133,7 @@ class ProduceSender:
             wire = flow.wire
             if flags & lo.FRAME_SYNC:
                 endpoint.synced[page] = wire.broker
-            proof = proofs.of(frame.batch)
+            proof = proofs.of(frame.batch) if proofs else msgspec.UNSET
             message = fr.Produce(flow.endpoint, flow.writer, number, page, flags, proof)
             wire.send(message, frame.batch)
             room -= size

@@ -19,10 +19,14 @@ PRODUCERS_MAX: Final = 10_000
 
 
 class Proofs:
-    """One for each producer id, of its latest epoch: those before have ended."""
+    """One for each producer id, of its latest epoch: those before have ended. It is false while
+    there is none."""
 
     def __init__(self) -> None:
         self._latest: dict[int, tuple[int, fr.Proof]] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._latest)
 
     def learn(self, request: co.AddPartitions, proof: fr.Proof) -> None:
         """Keeps a gateway's answer to that request."""
@@ -33,7 +37,7 @@ class Proofs:
 
     def of(self, batch: memoryview) -> fr.Proof:
         """Returns the proof that goes with that batch; unset for one outside of transactions."""
-        if not self._latest or len(batch) < HEADER_BYTES:
+        if len(batch) < HEADER_BYTES:
             return msgspec.UNSET
         head = parse(batch)
         if not head.attributes & ATTR_TRANSACTIONAL:

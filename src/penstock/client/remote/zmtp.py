@@ -83,13 +83,16 @@ class ZmtpStage(IntEnum):
 
 class ZmtpStream(ABC):
     """One connection without keys. `socket_type`: ours, such as DEALER. `buffer_bytes`: frames that
-    are no longer are read into one buffer and copied out of it. `frames_max`: of a message."""
+    are no longer are read into one buffer and copied out of it. `frames_max`: of a message.
+    `unsent_max`: messages that wait here for an other side that does not read."""
 
     def __init__(
-        self, socket_type: bytes, *, frame_bytes_max: int, frames_max: int, buffer_bytes: int
-    ) -> None:
+        self, socket_type: bytes, *, frame_bytes_max: int, frames_max: int, buffer_bytes: int,
+        unsent_max: int = 1,
+    ) -> None:  # fmt: skip
         self._bytes_max = frame_bytes_max
         self._frames_max = frames_max
+        self._unsent_max = unsent_max
         self._commands_max = COMMANDS_MAX
         self._type = socket_type
         self._socket: socket.socket | None = None
@@ -102,6 +105,7 @@ class ZmtpStream(ABC):
         self._long_end = 0
         self._long_flags = 0
         self._frames: list[Piece] = []  # of a message that has begun
+        self._found: list[Piece] | None = None  # the next message, where it was looked for
         self._commands = 0  # since the last message
         self._is_dry = False  # a read brought less than it could: the descriptor tells of more
 
@@ -134,6 +138,14 @@ class ZmtpStream(ABC):
             self._ended(why)
 
     # --- out ---
+    def send(self, head: bytes, payload: Piece | None) -> bool:
+        """Sends a message. A large payload stays in its place until its answer comes. Returns False
+        where there is no room for it, or nobody at the other end."""
+        is_able = self._stage is ZmtpStage.UP and not self._is_mute
+        if not is_able or len(self._unsent) >= self._unsent_max:
+            return False
+        return self._say(head, payload)
+
     def _say(self, head: bytes, payload: Piece | None) -> bool:
         """Sends a message, or keeps it behind what is unsent. Returns False where it cannot."""
         if payload is None:
@@ -193,6 +205,17 @@ class ZmtpStream(ABC):
             self._muted()
 
     # --- in ---
+    @property
+    def has_messages(self) -> bool:
+        self._is_dry = False
+        self._found = self._found or self._next()
+        return self._found is not None
+
+    def receive(self) -> list[Piece] | None:
+        """Returns the frames of the next message; None if there is none now."""
+        found, self._found = self._found or self._next(), None
+        return found
+
     def _next(self) -> list[Piece] | None:
         """Returns the next whole message, None while there is none. Takes commands in."""
         while True:
