@@ -22,6 +22,10 @@ SERVER = zmq.curve_keypair()
 WITHIN = 10.0
 
 
+def unfetched(*_: object) -> None:
+    raise AssertionError("nothing was asked for")
+
+
 @pytest.fixture
 def context() -> Iterator[zmq.Context[zmq.Socket[bytes]]]:
     made: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -56,7 +60,7 @@ def connected(
     context: zmq.Context[zmq.Socket[bytes]], broker: zmq.Socket[bytes], key: ClientKey | None
 ) -> Iterator[Wire]:
     port = broker.bind_to_random_port("tcp://127.0.0.1")
-    made = Wire(context, ("127.0.0.1", port), key, HELLO)
+    made = Wire(context, ("127.0.0.1", port), key, HELLO, unfetched)
 
     def has_greeted() -> bool:
         note_signs(made, 0)
@@ -70,7 +74,7 @@ def connected(
 
 def test_a_client_out_of_descriptors_says_so(context: zmq.Context[zmq.Socket[bytes]]) -> None:
     """Once the name is looked up. Raised, it would end the connections to other brokers."""
-    made = Wire(context, ("localhost", 1), None, HELLO)
+    made = Wire(context, ("localhost", 1), None, HELLO, unfetched)
     look_up = made._name
     assert look_up is not None
     look_up.join(WITHIN)

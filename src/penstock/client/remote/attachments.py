@@ -29,7 +29,6 @@ from penstock.client.remote.produce import ProduceSender
 from penstock.client.remote.receive import GatewayReceiver
 from penstock.client.remote.view import ClusterView
 from penstock.cluster.frames import messages as fr
-from penstock.cluster.frames.codec import Piece
 from penstock.core.errors import PenstockError
 from penstock.ipc import messages as ms
 from penstock.ipc.channel import Channel
@@ -57,7 +56,6 @@ class Attachments:
         self._loop = loop
         self._name = name
         self._view = view = ClusterView()
-        self.wires = Wires(hosts, key, hello, name, view.brokers, self, loop)
         self._home: Wire | None = None
         self._endpoints: dict[int, Endpoint] = {}  # by the descriptor of its channel
         self._orphans: list[Endpoint] = []
@@ -66,7 +64,11 @@ class Attachments:
         self._sender = ProduceSender(self._view, self._reach, self._broken)
         self._reports = PositionReports()
         self._failover = FailoverTimer(self._view, self._reach, self._sender, self._lose)
-        self._receiver = GatewayReceiver(self._view, self._sender, self._failover, self._reports)
+        self._receiver = GatewayReceiver(
+            view, self._numbered, self._sender, self._failover, self._reports
+        )
+        fetched = self._receiver.fetched
+        self.wires = Wires(hosts, key, hello, name, view.brokers, self, fetched, loop)
         self._lost = 0
 
     @property
@@ -403,9 +405,9 @@ class Attachments:
         endpoint.close()
 
     # --- what gateways say ---
-    def hear(self, wire: Wire, message: fr.GatewayMessage, payload: Piece | None) -> None:
+    def hear(self, wire: Wire, message: fr.GatewayMessage) -> None:
         """Handles a gateway's message for one attachment."""
-        assert not isinstance(message, (fr.Welcome, fr.Leaders, fr.Pong))
+        assert not isinstance(message, (fr.Welcome, fr.Leaders, fr.Pong, fr.Fetched))
         found = self._numbered.get(message.endpoint)
         if found is None or found[1].wire is not wire:
             return  # it is over at this end already
@@ -422,7 +424,7 @@ class Attachments:
             case fr.Ended():
                 self._over(endpoint, branch, f"{self._name}: {message.reason}", said=True)
             case _:
-                self._receiver.hear(endpoint, branch, message, payload)
+                self._receiver.hear(endpoint, branch, message)
 
     def _over(self, endpoint: Endpoint, branch: Branch, why: str, *, said: bool = False) -> None:
         """Handles the end of a branch; `said`: its gateway announced it."""

@@ -61,10 +61,12 @@ _HUNG_UP: Final = (
     "$PENSTOCK_KEY), or is no Penstock broker"
 )
 
+TakeFetched = Callable[["Wire", fr.Fetched, codec.Piece | None], object]
+
 
 class Wire:
     """A connection to one broker, for one attempt. `failed` tells why it ended, None while it has
-    not."""
+    not. `fetched` takes the batches that come; other messages have no payload."""
 
     def __init__(
         self,
@@ -72,6 +74,7 @@ class Wire:
         host: Host,
         key: ClientKey | None,
         hello: fr.Hello,
+        fetched: TakeFetched,
         refused: tuple[str, ...] = (),
     ) -> None:
         """Begins to connect. `refused`: public keys of the host that were tried before."""
@@ -89,6 +92,7 @@ class Wire:
         self.bytes_received = 0
         self.round_trip = 0.0
         self._hello = hello
+        self._fetched = fetched
         self._key = key
         self._shaken = False
         self._name: HostName | None = None
@@ -188,8 +192,9 @@ class Wire:
                 self.failed = f"{MESSAGES_UNSENT_MAX} messages wait to be read by it"
 
     # --- in ---
-    def messages(self, count: int) -> Iterator[tuple[fr.GatewayMessage, codec.Piece | None]]:
-        """Yields at most so many messages. Handles a welcome and pongs itself."""
+    def messages(self, count: int) -> Iterator[fr.GatewayMessage]:
+        """Yields at most so many messages. Handles a welcome and pongs itself, and hands on what
+        was fetched."""
         socket = self._socket
         for _ in range(count):
             if self.failed is not None:
@@ -210,7 +215,7 @@ class Wire:
                 self.round_trip = max(0.0, time.monotonic() - message.stamp / 1e9)
             elif isinstance(message, fr.Welcome):
                 self._greeted(message)
-                yield message, None
+                yield message
             elif isinstance(message, fr.Refused) and message.endpoint == -1:
                 self.refused = message
                 self.failed = f"it refused: {message.message}"
@@ -218,8 +223,10 @@ class Wire:
             elif self.welcome is None:
                 self.failed = f"it said {type(message).__name__} before it greeted"
                 return
+            elif isinstance(message, fr.Fetched):
+                self._fetched(self, message, payload)
             else:
-                yield message, payload
+                yield message
 
     def _greeted(self, welcome: fr.Welcome) -> None:
         if self.welcome is not None:

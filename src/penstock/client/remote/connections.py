@@ -21,12 +21,11 @@ from typing import Final, Protocol
 import zmq
 
 from penstock.client.backoff import SOON, Retries
-from penstock.client.remote.connection import LINGER_MAX, Wire
+from penstock.client.remote.connection import LINGER_MAX, TakeFetched, Wire
 from penstock.client.remote.event_loop import EventLoop
 from penstock.client.remote.leaders import Brokers
 from penstock.client.remote.link import Host, host_text
 from penstock.cluster.frames import messages as fr
-from penstock.cluster.frames.codec import Piece
 from penstock.cluster.frames.messages import NOBODY
 from penstock.core.errors import PenstockError
 from penstock.security.keys import ClientKey, KeyFile
@@ -71,7 +70,7 @@ class User(Protocol):
     def led_otherwise(self) -> None:
         """Handles a change of leaders, as the cluster's brokers report it."""
 
-    def hear(self, wire: Wire, message: fr.GatewayMessage, payload: Piece | None) -> None:
+    def hear(self, wire: Wire, message: fr.GatewayMessage) -> None:
         """Handles any other message."""
 
 
@@ -91,7 +90,7 @@ class _Way:
 
 class Wires:
     """The connections of a carrier. `name`: of the node or cluster, for messages. `brokers` is kept
-    up to date with what brokers say."""
+    up to date with what brokers say. `fetched`: see `Wire`."""
 
     def __init__(
         self,
@@ -101,6 +100,7 @@ class Wires:
         name: str,
         brokers: Brokers,
         user: User,
+        fetched: TakeFetched,
         loop: EventLoop,
     ) -> None:
         self._bootstrap = tuple(hosts)
@@ -108,6 +108,7 @@ class Wires:
         self._hello = hello
         self._name = name
         self._user = user
+        self._fetched = fetched
         self._loop = loop
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self.home: Wire | None = None
@@ -206,8 +207,8 @@ class Wires:
             if wire.is_to_be_looked_at(now):
                 wire.look(now)
             if wire.may_have_messages:
-                for message, payload in wire.messages(MESSAGES_A_TURN):
-                    self._hear(wire, message, payload)
+                for message in wire.messages(MESSAGES_A_TURN):
+                    self._hear(wire, message)
             wire.end_if_hung_up(now)
             if wire.failed is not None:
                 self._lose(wire, wire.failed)
@@ -225,7 +226,7 @@ class Wires:
         )
         self.to(chosen)
 
-    def _hear(self, wire: Wire, message: fr.GatewayMessage, payload: Piece | None) -> None:
+    def _hear(self, wire: Wire, message: fr.GatewayMessage) -> None:
         if isinstance(message, fr.Welcome):
             self._greeted(wire, message)
         elif isinstance(message, fr.Ended) and message.endpoint == NOBODY:
@@ -233,7 +234,7 @@ class Wires:
         elif isinstance(message, fr.Leaders):
             self._told(wire, message)
         elif wire not in self._coming:
-            self._user.hear(wire, message, payload)
+            self._user.hear(wire, message)
 
     # --- coming ---
     @property
@@ -271,7 +272,7 @@ class Wires:
         """Begins to connect. `refused`: public keys that the host did not have just now."""
         key: ClientKey | None = None if self._key is None else self._key.key
         try:
-            wire = Wire(self._context, host, key, self._hello, refused)
+            wire = Wire(self._context, host, key, self._hello, self._fetched, refused)
         except (zmq.ZMQError, OSError, PenstockError) as error:
             if broker == NOBODY:
                 self._came_to_nothing(host, str(error))

@@ -19,7 +19,6 @@ from penstock.client.remote.branches import Branch, Reach
 from penstock.client.remote.fetcher import RemoteFetcher
 from penstock.client.remote.leaders import Brokers
 from penstock.cluster.frames import messages as fr
-from penstock.cluster.frames.codec import Piece
 from penstock.core.errors import NotLeaderError
 
 
@@ -93,20 +92,20 @@ class FetchCursors:
             ))  # fmt: skip
 
     # --- what brokers say ---
-    def fetched(self, branch: Branch, message: fr.Fetched, payload: Piece | None) -> bool:
-        """Batches of a cursor; False: of one that is not there any more."""
+    def fetched(self, branch: Branch, message: fr.Fetched, size: int) -> int | None:
+        """Moves a cursor behind batches of so many bytes. Returns the consumer's number of it; None
+        where it is not there any more."""
         reading = self._placed.get(message.cursor)
         if reading is None or reading.branch is not branch:
-            return False
+            return None
         fetch = reading.fetch
         epoch = fetch.leader_epoch if message.leader_epoch < 0 else message.leader_epoch
         reading.fetch = msgspec.structs.replace(
             fetch, offset=message.next_offset, leader_epoch=epoch
         )
-        reading.credit -= 0 if payload is None else len(payload)
+        reading.credit -= size
         self._brokers.trust(fetch.page)
-        self._far.put(fetch.cursor, message, payload)
-        return True
+        return fetch.cursor
 
     def failed(self, branch: Branch, message: fr.CursorFailed, now: float) -> bool:
         """Handles the end of a cursor. True: the consumer was told."""

@@ -11,20 +11,19 @@ from collections.abc import Callable, Iterable
 
 from penstock.client.remote.cursors import FarCursor
 from penstock.cluster.frames import messages as fr
-from penstock.cluster.frames.codec import Piece
 
 Post = Callable[[fr.Fetch | fr.More | fr.Drop], object]
 
 
 class RemoteFetcher:
     """See `penstock.client.remote.cursors.Fetcher`. `post` is told in order and from any thread;
-    once the endpoint is over it does nothing."""
+    once the endpoint is over it does nothing. `cursors`: those that are open, by number."""
 
     def __init__(self, endpoint: int, post: Post) -> None:
         self._endpoint = endpoint
         self._post = post
         self._numbers = itertools.count()
-        self._cursors: dict[int, FarCursor] = {}
+        self.cursors: dict[int, FarCursor] = {}
         self._epochs: dict[int, list[tuple[int, int]]] = {}
         self.waits_for = ""
         """Why a request of the same attachment is not answered yet, in words; written by the
@@ -38,7 +37,7 @@ class RemoteFetcher:
         endpoint, number, post = self._endpoint, next(self._numbers), self._post
 
         def drop() -> None:
-            self._cursors.pop(number, None)
+            self.cursors.pop(number, None)
             post(fr.Drop(endpoint, number))
 
         def give(nbytes: int) -> None:
@@ -46,7 +45,7 @@ class RemoteFetcher:
 
         credit = min(credit, fr.CREDIT_MAX)
         cursor = FarCursor(credit, give, drop)
-        self._cursors[number] = cursor
+        self.cursors[number] = cursor
         post(fr.Fetch(
             endpoint, number, page, topic_id, partition, offset, leader_epoch, committed, credit
         ))  # fmt: skip
@@ -62,13 +61,7 @@ class RemoteFetcher:
             if state.epochs:
                 self._epochs[state.page] = state.epochs
 
-    def put(self, number: int, message: fr.Fetched, payload: Piece | None) -> None:
-        """Batches of a cursor; those of one that was closed meanwhile are nobody's."""
-        cursor = self._cursors.get(number)
-        if cursor is not None:
-            cursor.put(message, payload)
-
     def fail(self, number: int, message: fr.CursorFailed) -> None:
-        cursor = self._cursors.pop(number, None)
+        cursor = self.cursors.pop(number, None)
         if cursor is not None:
             cursor.fail(message)

@@ -7,8 +7,10 @@ by the carrier's thread only.
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 
 from penstock.client.remote.branches import Branch
+from penstock.client.remote.connection import Wire
 from penstock.client.remote.endpoint import Endpoint
 from penstock.client.remote.failover import FailoverTimer
 from penstock.client.remote.lanes import AnswerError
@@ -21,16 +23,19 @@ from penstock.ipc.doorbell import fence
 
 
 class GatewayReceiver:
-    """The handler of gateways' messages about pages, batches and cursors."""
+    """The handler of gateways' messages about pages, batches and cursors. `numbered`: the branches
+    of all attachments by their numbers; it changes in place."""
 
     def __init__(
         self,
         view: ClusterView,
+        numbered: Mapping[int, tuple[Endpoint, Branch]],
         sender: ProduceSender,
         failover: FailoverTimer,
         reports: PositionReports,
     ) -> None:
         self._view = view
+        self._numbered = numbered
         self._sender = sender
         self._failover = failover
         self._reports = reports
@@ -38,17 +43,12 @@ class GatewayReceiver:
         self.throttles = 0
         self.throttled = 0.0
 
-    def hear(
-        self, endpoint: Endpoint, branch: Branch, message: fr.GatewayMessage, payload: Piece | None
-    ) -> None:
+    def hear(self, endpoint: Endpoint, branch: Branch, message: fr.GatewayMessage) -> None:
         """Handles a message for that branch of an attachment."""
         match message:
             case fr.Acks():
                 self.publish(endpoint, branch, message.pages)
                 self._acknowledged(endpoint, branch, message)
-            case fr.Fetched():
-                self.publish(endpoint, branch, message.pages)
-                self._fetched(endpoint, branch, message, payload)
             case fr.Pages():
                 self.publish(endpoint, branch, message.pages)
             case fr.CursorFailed():
@@ -78,14 +78,22 @@ class GatewayReceiver:
         self._awake[endpoint] = None
         self._failover.wait_for(endpoint)
 
-    def _fetched(
-        self, endpoint: Endpoint, branch: Branch, message: fr.Fetched, payload: Piece | None
-    ) -> None:
+    def fetched(self, wire: Wire, message: fr.Fetched, payload: Piece | None) -> None:
+        """Puts batches into their cursor."""
+        found = self._numbered.get(message.endpoint)
+        if found is None or found[1].wire is not wire:
+            return  # it is over at this end already
+        endpoint, branch = found
+        self.publish(endpoint, branch, message.pages)
+        number: int | None = message.cursor
         if endpoint.cursors is not None:
-            if not endpoint.cursors.fetched(branch, message, payload):
-                return
-        elif endpoint.far is not None:
-            endpoint.far.put(message.cursor, message, payload)
+            size = 0 if payload is None else len(payload)
+            number = endpoint.cursors.fetched(branch, message, size)
+        if number is None or endpoint.far is None:
+            return
+        cursor = endpoint.far.cursors.get(number)
+        if cursor is not None:  # else it was closed meanwhile
+            cursor.put(message, payload)
         self._awake[endpoint] = None
         self._reports.stirred(time.monotonic())
 
