@@ -12,8 +12,9 @@ from typing import Final
 
 from penstock.client.producer import batch_builder
 from penstock.client.producer.callbacks import Outcomes
-from penstock.client.producer.delivery import Awaited, Box
+from penstock.client.producer.delivery import WIDE, Awaited, Box
 from penstock.client.producer.pace import EAGER_MAX
+from penstock.client.producer.record_options import PLAIN, RecordFields
 from penstock.client.producer.routes import BATCH_OVERHEAD, TopicRoutes
 from penstock.client.producer.sender import Sender
 from penstock.client.producer.state import ProducerState
@@ -61,7 +62,24 @@ class Boxes:
             now + (self._linger or GATHER_MAX), now + self._delivery_timeout,
         )  # fmt: skip
 
-    def add(self, topic: str, *, wide: bool) -> Box:
+    def append(
+        self, topic: str, size: int, value: bytes | None, key: bytes | None, fields: RecordFields
+    ) -> tuple[Box, int]:
+        """Adds a record to the open box of its topic, or to a new one. Returns the box and the
+        record's ordinal there. A box that is open takes it: see `Box.takes`."""
+        box = self.open.get(topic) or self._opened(topic, wide=fields is not PLAIN)
+        if box.room < 0:
+            box.slow_room -= size
+        else:
+            box.room -= size
+        ordinal = next(box.ordinals)
+        if box.width == WIDE:
+            box.items.extend((ordinal, value, key, *fields))
+        else:
+            box.items.extend((ordinal, value, key))
+        return box, ordinal
+
+    def _opened(self, topic: str, *, wide: bool) -> Box:
         """Opens a box for a topic that has none."""
         box = self.new(topic)
         if wide or self._linger == 0:

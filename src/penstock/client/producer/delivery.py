@@ -17,7 +17,6 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from penstock.client.producer.record_options import RecordFields
 from penstock.client.producer.routes import Batch
 from penstock.core.errors import PenstockError, PenstockTimeout
 
@@ -130,19 +129,6 @@ class Box:
     def takes(self, size: int, *, wide: bool) -> bool:
         """Returns whether a record of that size, with or without the wide columns, fits in here."""
         return max(self.room, self.slow_room) >= size and (self.width == WIDE or not wide)
-
-    def add(self, size: int, value: bytes | None, key: bytes | None, fields: RecordFields) -> int:
-        """Adds a record by the slow path, under the lock, and returns its ordinal."""
-        if self.room < 0:
-            self.slow_room -= size
-        else:
-            self.room -= size
-        ordinal = next(self.ordinals)
-        if self.width == WIDE:
-            self.items.extend((ordinal, value, key, *fields))
-        else:
-            self.items.extend((ordinal, value, key))
-        return ordinal
 
     def fail(self, error: Exception) -> Box:
         """Fails all records of the box."""

@@ -179,9 +179,7 @@ class Pipeline:
         box = self.boxes.open.get(topic)
         if box is not None and not box.takes(size, wide=wide):
             self._seal(box)
-            box = None
-        box = box or self.boxes.add(topic, wide=wide)
-        ordinal = box.add(size, value, key, fields)
+        box, ordinal = self.boxes.append(topic, size, value, key, fields)
         if self.config.linger == 0:
             self.io.gathered(box)
         else:
