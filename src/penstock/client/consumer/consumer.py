@@ -401,10 +401,10 @@ class Consumer(Typed[V, K], Closing, Elsewhere):
         """Returns the records that are there now, with partitions taking turns."""
         if max_records is not None:
             check_records_max(max_records)
-        alone = self._turns.alone() if max_records is None else None
-        if alone is not None:
-            partition, chunk = alone
-            self._published.touched.append(partition)
+        only = self._turns.only() if max_records is None else None
+        chunk = None if only is None else only.take_alone()
+        if only is not None and chunk is not None:
+            self._published.touched.append(only)
             counts = self._counts
             counts["batches"] += 1
             counts["records"] += 1

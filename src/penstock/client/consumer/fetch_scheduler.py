@@ -43,9 +43,9 @@ class FetchScheduler:
                 return True
         return False
 
-    def alone(self) -> tuple[AssignedPartition, Chunk] | None:
-        """Returns the only record that is there, with its partition, where the short path can read
-        it."""
+    def only(self) -> AssignedPartition | None:
+        """Returns the only partition that may have something. None where there are more, or what is
+        there is not to be taken by the short path."""
         if self._holding or len(self.active) > ALONE_MAX:
             return None
         ready = self.active
@@ -54,8 +54,7 @@ class FetchScheduler:
         if len(ready) != 1:
             return None
         self._mark(ready[0])
-        chunk = ready[0].take_alone()
-        return None if chunk is None else (ready[0], chunk)
+        return ready[0]
 
     def _mark(self, partition: AssignedPartition) -> None:
         if partition not in self.marks:
