@@ -58,6 +58,16 @@ class Peer:
         self.has_room = True
         self.is_gone = False
         self.charged = 0
+        self.clients: dict[int, Client] = {}
+
+    def send(self, head: bytes, payload: Any = None) -> bool:
+        if self.is_gone:
+            return False
+        frames = [head] if payload is None else [head, payload]
+        message: Any
+        message, body = codec.from_gateway(frames)
+        self.clients[message.endpoint].take(message, b"" if body is None else bytes(body))
+        return True
 
     def charge(self, cost: int = 1) -> None:
         self.charged += cost
@@ -70,6 +80,7 @@ class Client(GatewayEndpoint):
         self, number: int, peer: Peer, session: Session, kind: int, states: PageStates
     ) -> None:
         its_peer: Any = peer
+        peer.clients[number] = self
         its_session: Any = session
         super().__init__(its_peer, number, kind, f"client-{number}")
         self.session = its_session
@@ -80,23 +91,17 @@ class Client(GatewayEndpoint):
         self.cursors: dict[int, Reading] = {}
         self.order: list[tuple[int, int]] = []  # (cursor, bytes) of every payload
 
-    def post(self, message: Any, payload: Any = None) -> bool:
-        if self.peer.is_gone:
-            return False
-        frames = [codec.encode(message)] if payload is None else [codec.encode(message), payload]
-        got, body = codec.from_gateway(frames)
-        assert got.endpoint == self.number  # type: ignore[union-attr]
+    def take(self, got: Any, body: bytes) -> None:
         self.came.append(got)
         for state in getattr(got, "pages", []):
             self.pages[state.page] = state
             if state.epochs:
                 self.epochs[state.page] = state.epochs
         if isinstance(got, fr.Fetched):
-            self.cursors[got.cursor].put(got, bytes(body) if body is not None else b"")
-            self.order.append((got.cursor, len(body) if body is not None else 0))
+            self.cursors[got.cursor].put(got, body)
+            self.order.append((got.cursor, len(body)))
         if isinstance(got, fr.CursorFailed):
             self.cursors[got.cursor].failed = got
-        return True
 
     def of(self, kind: type) -> list[Any]:
         return [message for message in self.came if isinstance(message, kind)]

@@ -7,7 +7,7 @@ from value_way import way_of_a_value
 
 AT_MOST = {
     "shm": {"producer": 8, "writer": 8, "consumer": 5},
-    "tcp": {"producer": 12, "gateway": 12, "writer": 8, "consumer": 12},
+    "tcp": {"producer": 12, "gateway": 11, "writer": 8, "consumer": 12},
 }
 """Modules that have a value in their hands, for each process. These numbers only shrink; by TCP
 four came when the bytes between client and gateway became ours, and not ZeroMQ's (0108)."""

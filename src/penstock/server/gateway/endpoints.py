@@ -18,7 +18,7 @@ import msgspec
 
 from penstock.cluster.frames import codec
 from penstock.ipc import layout as lo
-from penstock.server.gateway.peers import Peer, Piece
+from penstock.server.gateway.peers import Peer
 
 if TYPE_CHECKING:
     from penstock.client.session import Session
@@ -66,10 +66,9 @@ class GatewayEndpoint:
         """Whether more may be sent by those who can wait; asked before a `Fetched` is made."""
         return self.peer.has_room
 
-    def post(self, message: msgspec.Struct, payload: Piece | None = None) -> bool:
-        """Send, now or later; never waits. False: the peer is gone. A large payload is sent from
-        where it lies, which must not change any more."""
-        return self.peer.send(codec.encode(message), payload)
+    def post(self, message: msgspec.Struct) -> bool:
+        """Send, now or later; never waits. False: the peer is gone."""
+        return self.peer.send(codec.encode(message))
 
     def __str__(self) -> str:
         return f"endpoint {self.number} of {self.peer}"

@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Final
 
+from penstock.cluster.frames import codec
 from penstock.cluster.frames import messages as fr
 from penstock.core import errors as er
 from penstock.core.header import HEADER_BYTES, parse
@@ -457,7 +458,7 @@ class FetchHandler:
             endpoint.number, cursor.number, piece.start, piece.next_offset, piece.aborted, pages,
             piece.leader_epoch,
         )  # fmt: skip
-        if not endpoint.post(message, piece.payload):
+        if not endpoint.peer.send(codec.encode(message), piece.payload):
             return False
         if piece.nbytes:
             assert piece.payload is not None

@@ -84,7 +84,8 @@ class Peer:
         return not self.is_gone and self.outbox_bytes < CONGESTED_AT
 
     def send(self, head: bytes, payload: Piece | None = None) -> bool:
-        """Send, now or as soon as the connection takes it. False: it is gone."""
+        """Send, now or as soon as the connection takes it; never waits. False: it is gone. A large
+        payload is sent from where it lies, which must not change any more."""
         return self._peers.send(self, head, payload)
 
     def charge(self, cost: int = 1) -> None:
