@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from penstock.testing import remains, wait_until
 from penstock.testing.embedded_cluster import Places
 
 SECONDS = 30.0
+READY_WITHIN = 60.0
 PENSTOCK = [sys.executable, "-m", "penstock.cli"]
 
 
@@ -51,8 +53,12 @@ class Serving:
         """What it says when it admits clients."""
         assert self.process is not None
         assert self.process.stdout is not None
-        line = self.process.stdout.readline()
-        assert line, self.log.read_text()[-4000:]
+        is_told = select.select([self.process.stdout], [], [], READY_WITHIN)[0]
+        line = self.process.stdout.readline() if is_told else b""
+        assert line, (
+            f"broker {self.number} is {'up' if self.is_running else 'gone'} and does not admit "
+            f"clients within {READY_WITHIN:g} s:\n{self.log.read_text()[-8000:]}"
+        )
         told: dict[str, Any] = json.loads(line)
         return told
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from cluster_topics_fixture import Decided, Host
 
-from penstock.cluster.controller import Place
+from penstock.cluster.controller import Image, Place
 from penstock.cluster.replica import IsrChange
 from penstock.core.errors import (
     ConfigError,
@@ -26,6 +26,7 @@ from penstock.ipc.messages import TopicSettings
 from penstock.server.broker import topics
 from penstock.server.broker.replica_list import KeptReplicas
 from penstock.server.broker.topic_config import cluster_topic
+from penstock.server.node.topic_catalog import TopicRecord
 from penstock.server.quorum import controller_requests as cr
 
 World = tuple[Decided, list[Host]]
@@ -255,6 +256,61 @@ def test_a_deleted_topic_is_gone_from_all_brokers(world):
             with pytest.raises(UnknownTopicError):
                 await host.topics.find("t")
         assert closed > 0
+
+    world(test)
+
+
+def test_a_deletion_that_the_last_run_began_may_end_before_the_controller_is_heard(
+    world, tmp_path, caplog
+):
+    """What comes later is carried out all the same: else the broker would never admit clients."""
+
+    async def test(quorum: Decided, hosts: list[Host]) -> None:
+        pages = (await create(hosts[0], "t", partitions=3)).topic.pages
+        for host in hosts:
+            await host.settled()
+        hosts[2].is_stuck = True
+        await hosts[0].topics.delete("t")
+        await hosts[2].settled()
+        assert hosts[2].folders
+        await hosts[2].close()
+        hosts[2] = again = Host(quorum, 3, tmp_path / "3")
+        quorum.hosts.pop(2)
+        for page in pages:
+            again.partitions.closed(ms.PartitionClosed(page))
+        async with asyncio.timeout(45):
+            while again.folders or again.topics._deletions:
+                await asyncio.sleep(0.001)
+        for _ in range(10):  # turns of the loop, for whoever was woken by that
+            await asyncio.sleep(0)
+        assert not again.topics.is_settled, "nothing was heard"
+        await create(hosts[0], "u", partitions=3)
+        await again.settled()
+        assert again.open == {"u-0", "u-1", "u-2"}
+        assert not [it for it in caplog.records if it.levelname == "ERROR"]
+
+    world(test)
+
+
+def test_a_pass_that_fails_is_tried_again_whatever_it_failed_by(world, monkeypatch, caplog):
+    monkeypatch.setattr(topics, "PASS_RETRY", 0.001)
+
+    async def test(quorum: Decided, hosts: list[Host]) -> None:
+        records, errors = hosts[1].topics._view.records, [OSError("no room"), KeyError("t")]
+
+        def failing(image: Image) -> list[TopicRecord]:
+            if errors:
+                raise errors.pop(0)
+            return records(image)
+
+        monkeypatch.setattr(hosts[1].topics._view, "records", failing)
+        await create(hosts[0], "t", partitions=3)
+        await hosts[1].settled()
+        assert hosts[1].open == {"t-0", "t-1", "t-2"}
+        told = [it for it in caplog.records if "is not carried out" in it.message]
+        assert [(it.message.rpartition(": ")[2], bool(it.exc_info)) for it in told] == [
+            ("no room", False), ("KeyError('t')", True),
+        ]  # fmt: skip
 
     world(test)
 

@@ -154,11 +154,17 @@ class ClusterTopics(TopicRequests):
         while True:
             await self._wake.wait()
             self._wake.clear()
+            if self._image is None:
+                continue  # a deletion that the last run began is over
             wanted = self._wanted
             try:
-                await self._pass()
-            except (OSError, PenstockError) as error:
-                logger.error("what the controller says of topics is not carried out: %s", error)
+                await self._pass(self._image)
+            except Exception as error:  # without passes a broker never admits clients
+                is_known = isinstance(error, OSError | PenstockError)
+                logger.error(
+                    "what the controller says of topics is not carried out: %s",
+                    error if is_known else repr(error), exc_info=not is_known,
+                )  # fmt: skip
                 asyncio.get_running_loop().call_later(PASS_RETRY, self._wake.set)
                 continue
             finally:
@@ -167,9 +173,7 @@ class ClusterTopics(TopicRequests):
             self._passed.set()
             self._passed = asyncio.Event()
 
-    async def _pass(self) -> None:
-        image = self._image
-        assert image is not None
+    async def _pass(self, image: Image) -> None:
         async with self._lock:
             records = self._view.records(image)
             before = {topic.topic_id: topic for topic in self._catalog.topics.values()}
