@@ -137,6 +137,7 @@ def dashboard(name: str) -> dict[str, Any]:
         "editable": True,
         "refresh": "15s",
         "time": {"from": "now-1h", "to": "now"},
+        "annotations": {"list": []},
         "templating": {
             "list": [
                 {"name": "source", "label": "Prometheus", "type": "datasource",

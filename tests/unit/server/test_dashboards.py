@@ -5,10 +5,14 @@ from __future__ import annotations
 import json
 import re
 import subprocess
+from typing import Any
 
 import pytest
 from alert_rules import PROMTOOL, needs_promtool
 from dashboards import DASHBOARDS, FOLDER, WIDTH, dashboard, text
+from grafana_foundation_sdk.cog.encoder import JSONEncoder
+from grafana_foundation_sdk.cog.plugins import register_default_plugins
+from grafana_foundation_sdk.models.dashboard import Dashboard
 
 from penstock.server.health.families import FAMILIES
 
@@ -49,6 +53,29 @@ def test_queries_and_legends_name_metrics_and_labels_that_are_there(panel):
         assert name in FAMILIES
     labels = {label for name in names for label in FAMILIES[name].labels}
     assert set(re.findall(r"\{\{(\w+)\}\}", panel.legend)) <= labels | {"instance"}
+
+
+def lost(before: Any, after: Any, where: str = "") -> list[str]:
+    """The places in `before` that are not the same in `after`, which may have more."""
+    if isinstance(before, dict) and isinstance(after, dict):
+        pairs = [(f"{where}.{key}", value, after.get(key)) for key, value in before.items()]
+    elif isinstance(before, list) and isinstance(after, list) and len(before) == len(after):
+        pairs = [
+            (f"{where}.{nth}", *each) for nth, each in enumerate(zip(before, after, strict=True))
+        ]
+    else:
+        return [] if before == after else [where]
+    return [place for name, one, other in pairs for place in lost(one, other, name)]
+
+
+@pytest.mark.parametrize("name", DASHBOARDS)
+def test_grafanas_own_schema_knows_every_field(name):
+    """It is made into Grafana's types and back: a field that they lack would be lost."""
+    register_default_plugins()
+    found = json.loads((FOLDER / f"{name}.json").read_text())
+    back = json.loads(JSONEncoder().encode(Dashboard.from_json(found)))
+    assert lost(found, back) == []
+    assert lost({**found, "refreshed": "15s"}, back) == [".refreshed"]
 
 
 @needs_promtool
