@@ -416,16 +416,20 @@ def _compress(codec: int, body: bytes, beside: Sequence[Section], raw_length: in
     return b"".join((*pieces, _PAD[: -stored & (hd.BATCH_ALIGN - 1)]))
 
 
+RECORD_OVERHEAD: Final = 24
+"""Bytes at most of a record beside its value, key, headers and fields for work queues: three
+offsets, a timestamp and the validity bits."""
+
+
 def record_overhead(
     value: bytes | None,
     key: bytes | None,
     headers: Headers | None,
     work: wk.WorkFields | None = None,
 ) -> int:
-    """Returns an upper bound of the bytes that a record adds to a body. It counts value, key,
-    headers and fields for work queues, and 24 for three offsets, a timestamp and the validity bits.
-    """
-    size = 24 + (len(value) if value is not None else 0) + (len(key) if key is not None else 0)
+    """Returns an upper bound of the bytes that a record adds to a body."""
+    size = RECORD_OVERHEAD + (len(value) if value is not None else 0)
+    size += len(key) if key is not None else 0
     for name, content in headers or ():
         size += 12 + 4 * len(name) + (len(content) if content is not None else 0)
     return size if work is None else size + work.size

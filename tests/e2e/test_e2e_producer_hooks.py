@@ -55,6 +55,24 @@ def test_deliveries_are_told_before_a_flush_returns(node):
         assert {(each.topic, each.base_offset is None) for each in told} == {(topic, False)}
 
 
+def test_records_of_many_keys_fill_a_batch_of_each_partition(node):
+    topic = node.create_topic(partitions=8)
+    told: list[Any] = []
+    options: dict[str, Any] = {"linger": 30.0, "batch_bytes": 16 << 10, "on_delivery": told.append}
+    with node.connect() as client, client.producer(**options) as producer:
+        for number in range(2_000):
+            producer.send(topic, bytes(1_000), key=b"%d" % number)
+        producer.flush(20.0)
+        assert len(told) < 2_000 / 6, "a box is cut into a part of a batch for each partition"
+        assert {each.partition for each in told} == set(range(8))
+        for key in (b"one", None):  # all into one partition: no batch is larger for that
+            for _ in range(300):
+                producer.send(topic, bytes(1_000), key=key)
+            producer.flush(20.0)
+    assert sum(each.count for each in told) == 2_600
+    assert max(each.count for each in told) <= 16
+
+
 @pytest.mark.setting("producer.on_error")
 def test_failures_are_told(node):
     topic = node.create_topic()

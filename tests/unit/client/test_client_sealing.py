@@ -15,7 +15,12 @@ from hypothesis import strategies as st
 from penstock.client.producer.batch_builder import Rows, SealSettings, close_lid, seal
 from penstock.client.producer.delivery import NARROW, WIDE, Box
 from penstock.client.producer.partitioner import murmur2
-from penstock.client.producer.routes import PartitionRoute, TopicRoutes, resequence
+from penstock.client.producer.routes import (
+    BATCH_OVERHEAD,
+    PartitionRoute,
+    TopicRoutes,
+    resequence,
+)
 from penstock.core import header as hd
 from penstock.core.columns import decode
 from penstock.core.encode import EncodedBatch, encode_batch
@@ -99,15 +104,16 @@ def sealings(draw):
     trusted = draw(st.sampled_from([0, 5, 1 << 15]))
     codec = draw(st.sampled_from([hd.CODEC_NONE, hd.CODEC_LZ4]))
     sequences = [draw(st.integers(0, 1 << 40)) for _ in range(partitions)]
-    return records, partitions, limits, trusted, codec, sequences
+    return records, partitions, limits, trusted, codec, sequences, draw(st.booleans())
 
 
 @settings(derandomize=True, max_examples=250)
 @given(sealings(), st.randoms(use_true_random=False))
 def test_every_record_is_found_where_its_delivery_looks(given_, chance):
-    records, partitions, limits, trusted, codec, sequences = given_
+    records, partitions, limits, trusted, codec, sequences, is_long = given_
     width = WIDE if any(field is not None for record in records for field in record[2:]) else NARROW
     topic, box = topic_of(partitions), new_box(width)
+    box.is_long = is_long
     for route, sequence in zip(topic.routes, sequences, strict=True):
         route.next_sequence, route.epoch = sequence, 4
     # Threads overtake each other between taking an ordinal and appending, and some come too late.
@@ -170,11 +176,27 @@ def test_every_record_is_found_where_its_delivery_looks(given_, chance):
 
     # Size: no batch is over what a frame takes.
     assert all(batch.length <= limits[1] for batch in batches)
+    if is_long:  # it had room for several batches, which are no larger for that
+        most = limits[0] + BATCH_OVERHEAD
+        assert all(batch.length <= most or batch.count == 1 for batch in batches)
 
 
 def rows_of(values, **columns):
     wanted = {"keys": None, "headers": None, "timestamps": None, "partitions": None, **columns}
     return Rows(values, **wanted)
+
+
+@pytest.mark.parametrize("columns", [{}, {"keys": [b"k"] * 50}, {"headers": [(("h", b""),)] * 50}])
+def test_a_box_with_room_for_several_batches_is_cut_where_all_goes_to_one_partition(columns):
+    counts = {}
+    for is_long in (False, True):
+        box, topic = new_box(), topic_of(1)
+        box.is_long = is_long
+        batches = seal(box, rows_of([bytes(100)] * 50, **columns), topic, settings_of(1_300))
+        counts[is_long] = [batch.count for batch in batches]
+    assert counts[False] == [50]
+    assert sum(counts[True]) == 50
+    assert 5 <= max(counts[True]) <= 10
 
 
 def test_columns_that_no_record_uses_are_left_out():

@@ -27,6 +27,12 @@ GATHER_MAX: Final = 0.005
 answers (see `penstock.client.producer.pace`)."""
 
 
+BOX_BYTES_MAX: Final = 4 << 20
+"""Bytes of a box whose records go to several partitions."""
+BUFFER_SHARE: Final = 4
+"""Boxes of that size that fit the producer's buffer."""
+
+
 class Boxes:
     """The open boxes of a producer, in `open` by topic.
 
@@ -40,7 +46,10 @@ class Boxes:
         self._state = state
         self._outcomes = outcomes
         self._sender = sender
-        self._room = state.config.batch_bytes - BATCH_OVERHEAD
+        batch_bytes = state.config.batch_bytes
+        self._room = batch_bytes - BATCH_OVERHEAD
+        bound = min(BOX_BYTES_MAX, state.config.buffer_bytes_max // BUFFER_SHARE)
+        self._room_max = max(bound, batch_bytes) - BATCH_OVERHEAD
         self._linger = state.config.linger
         self._delivery_timeout = state.config.delivery_timeout
         self.open: dict[str, Box] = {}
@@ -80,8 +89,13 @@ class Boxes:
         return box, ordinal
 
     def _opened(self, topic: str, *, wide: bool) -> Box:
-        """Opens a box for a topic that has none."""
+        """Opens a box for a topic that has none: with room for a batch of each partition that the
+        last box went to."""
         box = self.new(topic)
+        routes = self._sender.topics.get(topic)
+        if routes is not None and routes.reach > 1:  # else each of them got a part of a batch
+            box.is_long = True
+            box.room = min(self._room * routes.reach, self._room_max)
         if wide or self._linger == 0:
             box.slow(wide=wide)
         self.open[topic] = box  # whole: from here on records may come into it
@@ -170,6 +184,7 @@ class Boxes:
             self._lose(box, er.UnknownTopicError(f"topic {box.topic!r} was deleted"))
             return
         batches = batch_builder.seal(box, rows, topic, settings)
+        topic.reach = len({batch.route.partition for batch in batches})
         self.closing = box  # all of them leave, or none: see `mend`
         self._sender.post(batches)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import repeat
+from itertools import chain, repeat
 from operator import itemgetter
 from typing import Any, Final, NamedTuple
 
@@ -22,6 +22,7 @@ from penstock.client.producer.routes import BATCH_OVERHEAD, Batch, PartitionRout
 from penstock.client.session import Session
 from penstock.core import header as hd
 from penstock.core.encode import (
+    RECORD_OVERHEAD,
     EncodedBatch,
     Headers,
     encode_batch,
@@ -82,6 +83,13 @@ class Rows(NamedTuple):
         if self.work is None:
             return map(record_overhead, self.values, keys, headers)
         return map(record_overhead, self.values, keys, headers, self.work)
+
+    def bytes_at_most(self) -> int:
+        """Returns the sum of `sizes`, or a little more where that is quicker to know."""
+        if self.headers is not None or self.work is not None:
+            return sum(self.sizes())
+        found = sum(map(len, filter(None, chain(self.values, self.keys or ()))))
+        return found + RECORD_OVERHEAD * len(self.values)
 
     def take(self, indices: Sequence[int]) -> Rows:
         if len(indices) == 1:
@@ -246,8 +254,10 @@ def _placed(batches: list[Batch], groups: list[npt.NDArray[np.int64]]) -> Placem
 def _encode_run(
     batches: list[Batch], box: Box, rows: Rows, route: PartitionRoute, settings: SealSettings
 ) -> None:
-    """Encodes rows of one partition, as one batch if that fits a frame."""
-    if len(rows.values) <= settings.records_trusted:
+    """Encodes rows of one partition, as one batch if that fits a frame; rows of a long box, if it
+    fits `batch_bytes`."""
+    is_bounded = not box.is_long or rows.bytes_at_most() <= settings.batch_bytes
+    if is_bounded and len(rows.values) <= settings.records_trusted:
         with suppress(RecordTooLargeError):  # all of them are more than a batch may ever hold
             encoded = _encode(box, rows, route, settings)
             if encoded.length <= settings.batch_bytes_max:

@@ -42,7 +42,7 @@ class ProducerConfig:
     Attributes:
         linger: how long a record may wait for company. 0 sends at once while few batches wait for
             their answers; else with the next answer, 5 ms later at most.
-        batch_bytes: a box is sealed at this size. At most a quarter of the lane.
+        batch_bytes: a batch of a partition is sealed at this size. At most a quarter of the lane.
         compression: "none", "lz4" or "zstd" (the extra `zstd`), per batch.
         acks: 0 = accepted into shared memory ("ring"), 1 = appended by the partition's leader,
             "all" = on every in-sync replica ("committed"): whichever broker dies, and leads then,

@@ -74,7 +74,8 @@ class Awaited(Protocol):
 
 
 class Box:
-    """An open collection of records for one topic, and after `sealed` the key to their fate."""
+    """An open collection of records for one topic, and after `sealed` the key to their fate.
+    `is_long`: it has room for more than one batch."""
 
     __slots__ = (
         "batches",
@@ -82,6 +83,7 @@ class Box:
         "count",
         "deadline",
         "error",
+        "is_long",
         "items",
         "linger_until",
         "looked_at",
@@ -112,6 +114,7 @@ class Box:
         self.items: list[Any] = []
         self.ordinals = count()
         self.sealed = False
+        self.is_long = False
         self.count = 0
         self.looked_at = 0
         self.order: dict[int, int] | None = None

@@ -349,9 +349,9 @@ _NOT_SPREAD: Final[Mapping[bytes, int]] = {}
 
 class TopicRoutes:
     """A topic and its partitions' routes; `sticky` moves on with every sealed box. `spread`: the
-    partitions that some keys take by turns."""
+    partitions that some keys take by turns. `reach`: partitions that the last box went to."""
 
-    __slots__ = ("_turns", "info", "record_bytes_max", "routes", "spread", "sticky")
+    __slots__ = ("_turns", "info", "reach", "record_bytes_max", "routes", "spread", "sticky")
 
     def __init__(
         self,
@@ -366,6 +366,7 @@ class TopicRoutes:
         self.routes = routes
         self.record_bytes_max = record_bytes_max
         self.sticky = 0
+        self.reach = 1
 
     def check_partition(self, partition: int | None) -> None:
         if partition is not None and not 0 <= partition < len(self.routes):
