@@ -33,10 +33,17 @@ def client(gateway):
         yield made
 
 
-def unused_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+@pytest.fixture
+def unused_port():
+    """Gives ports where nobody listens, and that nobody else gets meanwhile."""
+    with contextlib.ExitStack() as held:
+
+        def reserve() -> int:
+            probe = held.enter_context(socket.socket())
+            probe.bind(("127.0.0.1", 0))
+            return int(probe.getsockname()[1])
+
+        yield reserve
 
 
 def carriers():
@@ -77,7 +84,7 @@ def producing(gateway, client):
 
 
 # --- connecting ---
-def test_an_error_names_every_broker_that_was_tried_and_why():
+def test_an_error_names_every_broker_that_was_tried_and_why(unused_port):
     first, second = unused_port(), unused_port()
     with pytest.raises(er.NotConnectedError) as caught:
         penstock.connect(f"tcp://127.0.0.1:{first},127.0.0.1:{second}", timeout=1.5)
@@ -102,7 +109,7 @@ def test_who_was_reached_and_hung_up_is_not_said_to_be_missing():
     assert "penstock serve --listen" not in str(caught.value)
 
 
-def test_hosts_are_tried_in_turn(gateway):
+def test_hosts_are_tried_in_turn(gateway, unused_port):
     url = f"tcp://127.0.0.1:{unused_port()},127.0.0.1:{gateway.port}"
     with penstock.connect(url, transport="tcp", timeout=WITHIN) as client:
         assert client.transport == "tcp"
@@ -131,7 +138,7 @@ def test_beside_hosts_that_keep_silent_the_next_is_tried(gateway):
 
 
 @pytest.mark.usefixtures("patience")
-def test_who_greets_late_is_taken_where_no_other_does(gateway):
+def test_who_greets_late_is_taken_where_no_other_does(gateway, unused_port):
     """The others were tried in the meantime, and came to nothing."""
     gateway.greets = False
     ports = (gateway.port, unused_port(), unused_port())
