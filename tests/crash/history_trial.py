@@ -403,10 +403,10 @@ class Trial:
             )
         asked = time.monotonic_ns()
         rows = [[*place, at] for place, at in committed().items()]
-        self._tell("drained", group=group, asked=asked, r=rows)
-        self._note(f"{group} is drained")
         if guarantee == SHARED:
             self._read_dead_letters(client, group)
+        self._tell("drained", group=group, asked=asked, r=rows)
+        self._note(f"{group} is drained")
 
     def _read_dead_letters(self, client: Client, group: str) -> None:
         """What the group has set aside, which its headers tell."""

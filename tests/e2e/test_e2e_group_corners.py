@@ -186,7 +186,7 @@ def tear(monkeypatch):
         return []  # it is on its way
 
     monkeypatch.setattr(FetchScheduler, "gather", torn)
-    monkeypatch.setattr(FetchScheduler, "alone", lambda self: None)
+    monkeypatch.setattr(FetchScheduler, "only", lambda self: None)
 
 
 @pytest.mark.rule(18)

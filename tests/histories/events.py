@@ -25,8 +25,8 @@ nanoseconds of the machine's monotonic clock. A line is written *before* what it
     ends       after:  r=[[topic, partition, end]...] and this reader has read all below
     dying      before: it kills itself
     left       after:  it ended in good order
-    drained    after:  the group has nothing left to read; r=[[topic, partition, committed]...], as
-                       it was `asked` for then
+    drained    after:  the group has nothing left to read, and its dead letters were told;
+                       r=[[topic, partition, committed]...], as it was `asked` for then
 
 Workers of share groups say hello with the guarantee "shared", `max_deliveries` (0: no end) and the
 group's `order`.

@@ -211,7 +211,6 @@ class ShareWorld(World):
             self._flush(worker)
             self._lease(worker, everything)
         places = self._places(self.topics)
-        self.say("harness", "drained", group="s", r=[[*p, len(self.logs[p])] for p in places])
         letters = [
             [*place, offset, self.logs[place][offset].value, job.deliveries,
              min(job.deliveries, STORY_MAX)]
@@ -219,4 +218,5 @@ class ShareWorld(World):
             for _ in range(1 + (self.rng.random() < 0.1))
         ]  # fmt: skip
         self.say("harness", "dead", group="s", r=letters)
+        self.say("harness", "drained", group="s", r=[[*p, len(self.logs[p])] for p in places])
         super().finish()
