@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
 from penstock.bench import kafkajars
 from penstock.bench.errors import BenchError
-from penstock.bench.peerserver import HOST
 from penstock.bench.queuekafka import kafka_server, kafka_versions
 from penstock.bench.queuepeers import without
 from penstock.bench.streampeers import (
     WITHIN,
     Address,
-    StreamDoor,
     StreamPeer,
     StreamPlace,
     Take,
+    served,
 )
 
 FETCHED: Final = 2000
@@ -128,16 +126,6 @@ class KafkaStreamDoor:
         return KafkaStreamReader(self.address, topic, quick)
 
 
-@contextmanager
-def _serve(place: StreamPlace) -> Iterator[StreamDoor]:
-    if place.address is not None:
-        yield KafkaStreamDoor(place.address)
-        return
-    jars = kafkajars.fetched(place.jars)
-    with kafka_server(place.folder, jars) as port:
-        yield KafkaStreamDoor(Address(HOST, port))
-
-
 def _missing(place: StreamPlace) -> str | None:
     if (why := without("confluent_kafka", "'penstock[bench]'")) is not None:
         return why
@@ -158,7 +146,11 @@ def kafka_stream() -> StreamPeer:
         name="Kafka",
         client="confluent-kafka (librdkafka)",
         server="kafka",
-        serve=_serve,
+        serve=lambda place: served(
+            place,
+            KafkaStreamDoor,
+            lambda place: kafka_server(place.folder, kafkajars.fetched(place.jars)),
+        ),
         missing=_missing,
         versions=_versions,
         records=1.0,

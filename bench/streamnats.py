@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from penstock.bench.peerserver import HOST
 from penstock.bench.queuenats import (
     UNACKED_MAX,
     NatsLoop,
@@ -20,10 +18,9 @@ from penstock.bench.queuenats import (
 from penstock.bench.streampeers import (
     WITHIN,
     Address,
-    StreamDoor,
     StreamPeer,
-    StreamPlace,
     Take,
+    served,
 )
 
 
@@ -107,22 +104,15 @@ class NatsStreamDoor:
         return NatsStreamReader(self.address, topic)
 
 
-@contextmanager
-def _serve(place: StreamPlace) -> Iterator[StreamDoor]:
-    if place.address is not None:
-        yield NatsStreamDoor(place.address)
-        return
-    with nats_server(place.folder, "os") as port:
-        yield NatsStreamDoor(Address(HOST, port))
-
-
 def nats_stream() -> StreamPeer:
     return StreamPeer(
         key="nats",
         name="NATS JetStream",
         client="nats-py",
         server="nats",
-        serve=_serve,
+        serve=lambda place: served(
+            place, NatsStreamDoor, lambda place: nats_server(place.folder, "os")
+        ),
         missing=lambda place: nats_missing(place.address is None),
         versions=lambda place: nats_versions(),
         records=0.15,

@@ -7,13 +7,14 @@ go to other processes. The reader takes records until one is empty: that is the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
 
 from penstock.bench.errors import BenchError
+from penstock.bench.peerserver import HOST
 
 END: Final = b""
 """The value behind the last record of a phase."""
@@ -77,6 +78,21 @@ class StreamPlace:
     folder: Path
     address: Address | None = None
     jars: Path | None = None
+
+
+@contextmanager
+def served(
+    place: StreamPlace,
+    door: Callable[[Address], StreamDoor],
+    server: Callable[[StreamPlace], AbstractContextManager[int]],
+) -> Iterator[StreamDoor]:
+    """A door to the server that runs already, or to one of this run. `server`: starts it and yields
+    its port."""
+    if place.address is not None:
+        yield door(place.address)
+        return
+    with server(place) as port:
+        yield door(Address(HOST, port))
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from penstock.bench.peerserver import HOST
 from penstock.bench.queuerabbit import (
     UNCONFIRMED_MAX,
     RabbitLine,
@@ -20,10 +18,10 @@ from penstock.bench.queuerabbit import (
 from penstock.bench.streampeers import (
     WITHIN,
     Address,
-    StreamDoor,
     StreamPeer,
     StreamPlace,
     Take,
+    served,
 )
 
 PREFETCH: Final = 2000
@@ -129,15 +127,6 @@ class RabbitStreamDoor:
         return RabbitStreamReader(self.address, topic, quick)
 
 
-@contextmanager
-def _serve(place: StreamPlace) -> Iterator[StreamDoor]:
-    if place.address is not None:
-        yield RabbitStreamDoor(place.address)
-        return
-    with rabbit_server(place.folder) as port:
-        yield RabbitStreamDoor(Address(HOST, port))
-
-
 def _versions(place: StreamPlace) -> dict[str, str]:
     return rabbit_versions(None if place.address else place.folder)
 
@@ -148,7 +137,9 @@ def rabbit_stream() -> StreamPeer:
         name="RabbitMQ, quorum queue",
         client="pika (SelectConnection)",
         server="rabbitmq",
-        serve=_serve,
+        serve=lambda place: served(
+            place, RabbitStreamDoor, lambda place: rabbit_server(place.folder)
+        ),
         missing=lambda place: rabbit_missing(place.address is None),
         versions=_versions,
         records=0.1,

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Final
 
-from penstock.bench.peerserver import HOST
 from penstock.bench.queueredis import PIPELINE, redis_missing, redis_server, redis_versions
 from penstock.bench.streampeers import (
     WITHIN,
     Address,
-    StreamDoor,
     StreamPeer,
-    StreamPlace,
     Take,
+    served,
 )
 
 READ: Final = 1000
@@ -82,22 +79,15 @@ class RedisStreamDoor:
         return RedisStreamReader(self.address, topic)
 
 
-@contextmanager
-def _serve(place: StreamPlace) -> Iterator[StreamDoor]:
-    if place.address is not None:
-        yield RedisStreamDoor(place.address)
-        return
-    with redis_server(place.folder, "os") as port:
-        yield RedisStreamDoor(Address(HOST, port))
-
-
 def redis_stream() -> StreamPeer:
     return StreamPeer(
         key="redis",
         name="Redis Streams",
         client="redis-py, hiredis",
         server="redis",
-        serve=_serve,
+        serve=lambda place: served(
+            place, RedisStreamDoor, lambda place: redis_server(place.folder, "os")
+        ),
         missing=lambda place: redis_missing(place.address is None),
         versions=lambda place: redis_versions(),
         records=0.4,
