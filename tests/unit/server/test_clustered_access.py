@@ -13,6 +13,7 @@ from cluster_topics_fixture import Decided
 from penstock.core.errors import ConfigError, PenstockTimeout
 from penstock.core.storage import Storage, storage_error
 from penstock.ipc import accessing as ac
+from penstock.server.broker import kept_up
 from penstock.server.broker.access import SharedAccess
 from penstock.server.security.access_requests import Accessing
 from penstock.server.security.access_store import Access
@@ -97,6 +98,24 @@ def test_a_change_holds_at_all_brokers_and_in_their_files(run, tmp_path):
         await one.has("a", "b")
         assert one.access.document == two.access.document
         assert Access(str(tmp_path / "1")).document == one.access.document
+
+    run(test)
+
+
+def test_an_exception_that_nobody_expected_ends_no_copying(run, monkeypatch, caplog):
+    monkeypatch.setattr(kept_up, "AGAIN", 0.01)
+
+    async def test(_quorum: Decided, brokers: list[Broker]) -> None:
+        one, two = brokers
+        apply = two.access.apply
+        monkeypatch.setattr(two.access, "apply", lambda document: 1 // 0)
+        await one.add("a")
+        async with asyncio.timeout(45):
+            while "the task of access failed" not in caplog.text:
+                await asyncio.sleep(0.001)
+        assert "ZeroDivisionError" in caplog.text
+        monkeypatch.setattr(two.access, "apply", apply)
+        await two.has("a")
 
     run(test)
 

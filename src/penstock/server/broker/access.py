@@ -16,6 +16,7 @@ from typing import Final
 
 from penstock.cluster.controller import Image
 from penstock.core.errors import PenstockError, PenstockTimeout
+from penstock.server.broker.kept_up import kept_up
 from penstock.server.broker.topics import Asked
 from penstock.server.node.data_folder import decode_document, encode_document
 from penstock.server.quorum.controller_requests import Set
@@ -46,7 +47,7 @@ class SharedAccess:
         """The document in force here."""
         self._wake = asyncio.Event()
         self._holds = asyncio.Event()
-        self._worker = asyncio.get_running_loop().create_task(self._work())
+        self._worker = kept_up(self._work, self._wake, "access")
 
     def heard(self, image: Image) -> None:
         """The image is current, and may say something else."""

@@ -17,6 +17,7 @@ from typing import Final
 from penstock.cluster.controller import Image, Place, UncleanRecovery
 from penstock.cluster.replica import LogEnd
 from penstock.core.errors import PenstockError
+from penstock.server.broker.kept_up import kept_up
 from penstock.server.broker.offline_logs import RegisteredBroker
 from penstock.server.quorum.controller_requests import ReportLogEnds
 
@@ -39,7 +40,7 @@ class LeaderlessLogs:
         self._recovered: dict[Place, int] = {}
         """The leader epochs of unclean recoveries that the log told of."""
         self._wake = asyncio.Event()
-        self._worker = asyncio.get_running_loop().create_task(self._work(), name="log ends")
+        self._worker = kept_up(self._work, self._wake, "log ends")
 
     def told(self, place: Place, end: LogEnd) -> None:
         """The replicator says what a replica has."""

@@ -16,6 +16,7 @@ from typing import Final, Protocol
 
 from penstock.cluster.controller import Image, Place
 from penstock.core.errors import PenstockError
+from penstock.server.broker.kept_up import kept_up
 from penstock.server.broker.metadata_view import place_of
 from penstock.server.broker.topics import Asked
 from penstock.server.node.partitions import NodePartition
@@ -45,7 +46,7 @@ class OfflineLogs:
         self._image: Image | None = None
         self._doubtful: set[Place] = set()
         self._wake = asyncio.Event()
-        self._worker = asyncio.get_running_loop().create_task(self._work(), name="offline logs")
+        self._worker = kept_up(self._work, self._wake, "offline logs")
 
     @property
     def places(self) -> tuple[Place, ...]:
