@@ -345,6 +345,23 @@ def test_a_worker_that_waits_gets_new_records_of_all_partitions(node, client, wo
         assert sorted((job.partition, job.offset) for job in found) == [(0, 0), (1, 0), (2, 0)]
 
 
+@pytest.mark.parametrize("order", [None, "key"])
+def test_a_worker_is_leased_records_of_a_partition_that_is_new_to_it(node, client, work, order):
+    """Another worker has told the coordinator of it, before this one has looked."""
+    topic = node.create_topic(partitions=1)
+    with work(topic, order=order) as jobs:
+        assert jobs.poll(timeout=0.0) == []
+        client.admin().alter_topic(topic, partitions=2)
+        with client.producer() as producer:
+            for number in range(9):
+                producer.send(topic, b"x", key=b"%d" % number, partition=1)
+        with work(topic, order=order) as other:
+            for job in all_of(other, 9):
+                job.release()
+        found = all_of(jobs, 9)
+        assert {(job.partition, job.offset) for job in found} == {(1, at) for at in range(9)}
+
+
 def test_latest_begins_with_what_comes_from_now_on(node, topic, work):
     produce(node, topic, numbers(5))
     with work(start="latest") as jobs:
@@ -398,6 +415,22 @@ def test_a_topic_that_goes_and_comes_again_is_worked_on(node, client, work):
         assert [job.value for job in all_of(jobs, 1)] == [b"again"]
         jobs.ack_many(old)
         assert jobs.metrics()["stale"] == 3
+
+
+def test_records_of_a_topic_that_was_made_again_are_nobody_elses(node, client, work, monkeypatch):
+    """A worker that knows the topic by the id of before is leased them, and does not keep them."""
+    name = node.create_topic()
+    with work(name) as jobs:
+        assert jobs.poll(timeout=0.0) == []
+        monkeypatch.setattr(jobs._lease_reader, "is_gone", lambda: False)  # it has not seen it yet
+        client.admin().delete_topic(name)
+        client.admin().create_topic(name)
+        produce(node, name, numbers(9))
+        with work(name) as other:
+            for job in all_of(other, 9):
+                job.release()
+        found = all_of(jobs, 9)
+        assert sorted(offsets(found)) == [*range(9)]
 
 
 @pytest.mark.parametrize(

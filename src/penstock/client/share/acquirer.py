@@ -205,10 +205,16 @@ class Acquirer:
         now = time.monotonic()
         topics = {part.topic_id: name[0] for name, part in self._reader.partitions.items()}
         for leased in answer.leases:
-            topic = topics.get(leased.topic_id, "")
-            self._leases.add(
-                topic, leased, asked.at + self._max_lease, answer.at_us - int(now * 1e6)
-            )
+            topic = topics.get(leased.topic_id)
+            if topic is None:
+                # It was deleted, or made again: others have these once the coordinator hears so.
+                self._exchange.disown()
+            else:
+                self._leases.add(
+                    topic, leased, asked.at + self._max_lease, answer.at_us - int(now * 1e6)
+                )
+            if (topic, leased.partition) not in self._reader.partitions:
+                self._topics_at = 0.0  # others have told of one that is new here
         for told in answer.condemned:
             if told.topic_id in topics:
                 self._dead_letters.add(topics[told.topic_id], told)

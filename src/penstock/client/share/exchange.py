@@ -160,6 +160,11 @@ class ShareExchange:
         self._told, self._is_repeating, self.has_lost = None, True, True
         self.under_way = None
 
+    def disown(self) -> None:
+        """The answer under way brings leases that this worker has no use for: the next request
+        tells which ones it holds, and these are not among them."""
+        self._told, self.has_lost = None, True
+
     @property
     def has_answer(self) -> bool:
         """Whether what is under way can be taken in without waiting."""

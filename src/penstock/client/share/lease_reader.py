@@ -272,7 +272,7 @@ class LeaseReader:
                 continue
             part = self._reader.partitions.get(held.name)
             if part is None:
-                self._leases.forget(held.name)  # its topic was deleted
+                self._is_stuck(held, now)  # it is new, and not open here yet
                 continue
             while held.unread and self.at_hand < wanted and size < self._bytes_max:
                 taken = self._step(part, held, max(wanted - self.at_hand, self._stride))
