@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -20,6 +20,8 @@ from cli_runner import environment
 pytest.importorskip("uvicorn", reason="uvicorn is not installed: pip install penstock[console]")
 
 from penstock.testing import Broker, drain, wait_until
+
+pytestmark = pytest.mark.over_tcp
 
 TESTS = Path(__file__).resolve().parents[1]
 
@@ -55,8 +57,8 @@ def post(port: int, number: int) -> bool:
         connection.close()
 
 
-def test_a_stop_under_load_loses_nothing_and_doubles_nothing(node):
-    orders, invoices = node.create_topic(partitions=3), node.create_topic(partitions=1)
+def loaded(port: int, end: Callable[[], None]) -> list[int]:
+    """Orders that were accepted by an application which `end` ends in the middle of them."""
     accepted: list[int] = []
     refused = threading.Event()
 
@@ -69,18 +71,27 @@ def test_a_stop_under_load_loses_nothing_and_doubles_nothing(node):
                 refused.set()
             number += 4
 
-    with served(node, orders, invoices) as (process, port):
-        threads = [threading.Thread(target=load, args=(first,)) for first in range(4)]
-        for thread in threads:
-            thread.start()
-        wait_until(lambda: len(accepted) > 100 or refused.is_set(), timeout=40.0)
-        process.send_signal(signal.SIGTERM)
-        for thread in threads:
-            thread.join()
-        process.wait(40.0)
+    threads = [threading.Thread(target=load, args=(first,)) for first in range(4)]
+    for thread in threads:
+        thread.start()
+    wait_until(lambda: len(accepted) > 100 or refused.is_set(), timeout=40.0)
+    end()
+    for thread in threads:
+        thread.join()
     assert len(accepted) > 100
-    sent = Counter(int(record.value or b"") for record in drain(node, orders))
-    billed = Counter(int(record.value or b"") for record in drain(node, invoices))
+    return accepted
+
+
+def numbers_in(node: Broker, topic: str) -> Counter[int]:
+    return Counter(int(record.value or b"") for record in drain(node, topic))
+
+
+def test_a_stop_under_load_loses_nothing_and_doubles_nothing(node):
+    orders, invoices = node.create_topic(partitions=3), node.create_topic(partitions=1)
+    with served(node, orders, invoices) as (process, port):
+        accepted = loaded(port, lambda: process.send_signal(signal.SIGTERM))
+        process.wait(40.0)
+    sent, billed = numbers_in(node, orders), numbers_in(node, invoices)
     assert max(sent.values()) == 1
     assert set(accepted) <= set(sent)
     assert billed - sent == Counter()
@@ -89,4 +100,17 @@ def test_a_stop_under_load_loses_nothing_and_doubles_nothing(node):
         assert sum(billed.values()) + left == sum(sent.values())  # what is billed is committed
     with served(node, orders, invoices), node.connect() as client:
         wait_until(lambda: client.admin().describe_group(orders).lag == 0, timeout=40.0)
-        assert Counter(int(one.value or b"") for one in drain(node, invoices)) == sent
+        assert numbers_in(node, invoices) == sent
+
+
+def test_a_kill_under_load_loses_nothing(node):
+    """What was accepted is billed by the next application: at least once, as its group says."""
+    orders, invoices = node.create_topic(partitions=3), node.create_topic(partitions=1)
+    with served(node, orders, invoices) as (process, port):
+        accepted = loaded(port, process.kill)
+    with served(node, orders, invoices), node.connect() as client:
+        wait_until(lambda: client.admin().describe_group(orders).lag == 0, timeout=40.0)
+        sent = numbers_in(node, orders)
+        assert set(accepted) <= set(sent)
+        assert max(sent.values()) == 1
+        assert set(numbers_in(node, invoices)) == set(sent)
