@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -252,6 +253,28 @@ def test_a_block_of_columns_that_do_not_fit_is_refused(tmp_path, items, what):
     refused = pytest.raises(bf.BackupError, match=f"damaged at byte 8: .*{what}")
     with bf.BackupFolder(tmp_path) as kept, refused:
         list(kept.blocks(file))
+
+
+def test_headers_that_no_record_can_have_are_refused_and_take_no_memory(tmp_path):
+    """Three bytes in the file are a tuple of 120 bytes in memory, were all of them read."""
+    folder = tmp_path / "t-0"
+    folder.mkdir()
+    count = 1 << 20
+    tiny = b"\xdd" + count.to_bytes(4, "big") + b"\x92\xa0\xc0" * count
+    items = b"\x96\x91\x00\x91\x05\x91\xc0\x91\xc4\x01a\x91" + tiny + b"\xc0"
+    data = packed(items)
+    (folder / "0.records").write_bytes(data)
+    (tmp_path / bf.MANIFEST).touch()
+    file = bf.BackupFile("t-0/0.records", 0, 1, 1, len(data), "", 0, 1)
+    tracemalloc.start()
+    try:
+        with bf.BackupFolder(tmp_path) as kept:
+            [block] = kept.blocks(file)
+            with pytest.raises(bf.BackupError, match=r"headers .* offset 0 are damaged: .* <= 64"):
+                block.headers_of(0)
+        assert tracemalloc.get_traced_memory()[1] < 10 * len(items)
+    finally:
+        tracemalloc.stop()
 
 
 def test_links_in_a_backup_are_refused_and_nothing_elsewhere_is_touched(node, tmp_path):

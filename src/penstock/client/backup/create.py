@@ -197,6 +197,6 @@ def _block(chunk: Chunk) -> bf.RecordBlock:
         [one.timestamp for one in records],
         [one.key for one in records],
         [one.value for one in records],
-        [one.headers for one in records] if chunk.headers() is not None else None,
+        [bf.pack_headers(one.headers) for one in records] if chunk.headers() is not None else None,
         work,
     )

@@ -28,6 +28,7 @@ from typing import Annotated, Any, BinaryIO, Final, Self
 import lz4.block
 import msgspec
 
+from penstock.client.validation import HEADERS_MAX
 from penstock.core.columns import HeaderList
 from penstock.core.crc import crc32c
 from penstock.core.errors import PenstockError
@@ -54,16 +55,26 @@ class BackupError(PenstockError):
 
 
 _Items = msgspec.Meta(max_length=RECORDS_MAX)
+_HEADERS: Final = msgspec.msgpack.Decoder(
+    Annotated[HeaderList, msgspec.Meta(max_length=HEADERS_MAX)]
+)
+
+
+def pack_headers(headers: HeaderList) -> msgspec.Raw:
+    """Headers of a record as a block has them."""
+    return msgspec.Raw(msgspec.msgpack.encode(headers))
 
 
 class RecordBlock(msgspec.Struct, array_like=True):
-    """Records as columns; `headers` and `work` are None where no record has any."""
+    """Records as columns; `headers` and `work` are None where no record has any. Headers are packed
+    until somebody asks for those of a record: a byte in a file would else claim a list in memory.
+    """
 
     offsets: Annotated[list[int], _Items]
     timestamps: Annotated[list[int], _Items]
     keys: Annotated[list[bytes | None], _Items]
     values: Annotated[list[bytes | None], _Items]
-    headers: Annotated[list[HeaderList], _Items] | None
+    headers: Annotated[list[msgspec.Raw], _Items] | None
     work: (
         Annotated[list[tuple[int | None, int | None, int | None, bytes | None] | None], _Items]
         | None
@@ -73,6 +84,17 @@ class RecordBlock(msgspec.Struct, array_like=True):
         """Whether all columns have as many items."""
         columns = (self.timestamps, self.keys, self.values, self.headers, self.work)
         return all(len(one) == len(self.offsets) for one in columns if one is not None)
+
+    def headers_of(self, row: int) -> HeaderList | None:
+        """Of the record in that row; None where it has none. Raises `BackupError`."""
+        if self.headers is None:
+            return None
+        try:
+            return _HEADERS.decode(self.headers[row]) or None
+        except msgspec.MsgspecError as error:
+            raise BackupError(
+                f"the headers of the record at offset {self.offsets[row]} are damaged: {error}"
+            ) from error
 
 
 class BackupFile(msgspec.Struct):

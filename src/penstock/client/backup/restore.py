@@ -250,11 +250,10 @@ class _Restore:
                 for offset in moved:
                     moved[offset] += bisect_left(block.offsets, offset)
                 for row in range(max(0, start - nth), len(block.offsets)):
-                    headers = block.headers[row] if block.headers is not None else None
                     fields = block.work[row] if block.work is not None else None
                     work = None if fields is None else WorkFields(*fields)
                     producer.send(
-                        name, block.values[row], key=block.keys[row], headers=headers or None,
+                        name, block.values[row], key=block.keys[row], headers=block.headers_of(row),
                         timestamp=block.timestamps[row], partition=number, work=work,
                     )  # fmt: skip
                     self._sent += 1
