@@ -20,6 +20,7 @@ from penstock.bench import (
     celeryqueue,
     cluster,
     clusterpartitions,
+    commits,
     compare,
     connections,
     delayed,
@@ -41,6 +42,7 @@ from penstock.bench.backlog import BacklogOptions
 from penstock.bench.celeryqueue import CeleryOptions
 from penstock.bench.cluster import ClusterOptions
 from penstock.bench.clusterpartitions import ClusterPartitionsOptions
+from penstock.bench.commits import CommitsOptions
 from penstock.bench.compare import CompareOptions
 from penstock.bench.connections import ConnectionsOptions
 from penstock.bench.delayed import DelayedOptions
@@ -177,6 +179,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_recovery(commands)
     _add_backlog(commands)
     _add_groups(commands)
+    _add_commits(commands)
     _add_redelivery(commands)
     _add_delayed(commands)
     _add_connections(commands)
@@ -347,6 +350,21 @@ def _add_groups(commands: Any) -> None:
         members="", partitions="", processes="of members", rate="records a second",
         rounds="kills", seconds="of commits",
         session_timeout="of members that are killed, in seconds",
+    )  # fmt: skip
+    _add_where(parser, defaults)
+
+
+def _add_commits(commands: Any) -> None:
+    defaults = CommitsOptions()
+    parser = _measurement(
+        commands, "commits", commits.run, defaults, "{options.clients} clients",
+        "commits, claims or transactions of one record a second, of clients side by side",
+        clients="processes", partitions="of transactions", seconds="measured",
+    )  # fmt: skip
+    parser.add_argument("--kind", choices=commits.KINDS, default=defaults.kind)
+    parser.add_argument(
+        "--durability", choices=("appended", "fsynced"), default=defaults.durability,
+        help="of transactions",
     )  # fmt: skip
     _add_where(parser, defaults)
 

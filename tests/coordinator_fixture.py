@@ -136,6 +136,7 @@ class World:
 
     def drain(self, most: int = lo.ACKS_MAX, *, lane: str | None = None, error: int = 0) -> int:
         """Take up to so many frames, append them (or refuse them with `error`), answer and ring."""
+        self.end_turn()
         receiver = self._receiver(lane or self.lanes()[-1])
         frames = receiver.frames(most, 1 << 30)
         if not frames:
@@ -152,6 +153,11 @@ class World:
         receiver.finish(frames, acks)
         self.ring(receiver)
         return len(frames)
+
+    def end_turn(self) -> None:
+        """What was decided so far goes into the lane, as when a turn of the loop is over."""
+        for box in self.mailboxes:
+            box.end_turn()
 
     def publish(self) -> None:
         log = self.log

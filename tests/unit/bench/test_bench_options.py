@@ -11,6 +11,7 @@ from cli_runner import environment
 
 from penstock.bench import sparktopics
 from penstock.bench.cli import main
+from penstock.bench.commits import CommitsOptions
 from penstock.bench.compare import CompareOptions
 from penstock.bench.connections import ConnectionsOptions
 from penstock.bench.errors import BenchError
@@ -74,6 +75,10 @@ def test_a_producer_that_has_another_thread_to_run_does_not_spin_unless_told_to(
         ConnectionsOptions(processes=0),
         CompareOptions(transport="tcp", against="tcp"),
         CompareOptions(turns=0),
+        CommitsOptions(clients=0),
+        CommitsOptions(seconds=0),
+        CommitsOptions(clients=2, partitions=3, kind="transaction"),
+        CommitsOptions(partitions=2),
         SparkOptions(size=4),
         SparkOptions(turns=0),
         SparkOptions(triggers=101),

@@ -192,6 +192,7 @@ def test_what_nobody_commits_is_bounded(run, monkeypatch):
         for _ in range(3):
             world.mailbox.check_room()
             journal.append(some(1), durable=False)
+            world.end_turn()
         world.drain()
         world.mailbox.look()
         with pytest.raises(ResourceLimitError, match="wait to be committed"):

@@ -68,10 +68,111 @@ def test_rule_15_a_durable_answer_waits_for_fsync(run):
 def test_what_has_to_be_durable_is_said_in_the_frame(run):
     async def scenario(world):
         journal = world.journal()
-        journal.append(some(1), durable=False)
-        journal.append(some(1), durable=True)
+        for durable in ([False], [True], [False, False], [False, True, False], [False]):
+            for each in durable:
+                journal.append(some(1), durable=each)
+            world.end_turn()
         frames = world._receiver(world.lanes()[0]).frames(10, 1 << 20)
-        assert [frame.flags for frame in frames] == [0, 1]
+        assert [frame.flags for frame in frames] == [0, 1, 0, 1, 0]
+
+    run(scenario)
+
+
+@pytest.mark.rule(17)
+def test_decisions_of_one_turn_are_one_batch_and_one_answer(run):
+    async def scenario(world):
+        journal = world.journal()
+        end = await opened(world, journal)
+        answers = []
+        for number in range(10):
+            journal.append(some(1, number), durable=False)
+            answers.append(waiting(journal))
+        await turns()
+        assert not any(answer.done() for answer in answers)
+        assert world.drain() == 1
+        for answer in answers:
+            await answer
+        assert world.log.log_end == end + 11
+        found = await replayed(world, world.log.log_end)
+        assert found[1:] == [record for number in range(10) for record in some(1, number)]
+
+    run(scenario)
+
+
+@pytest.mark.rule(15)
+def test_rule_15_of_one_turn_only_durable_answers_wait_for_fsync(run):
+    async def scenario(world):
+        journal = world.journal()
+        await opened(world, journal)
+        world.sync()
+        plain, durable = [], []
+        for _ in range(3):
+            journal.append(some(1), durable=False)
+            plain.append(waiting(journal))
+            journal.append(some(1), durable=True)
+            durable.append(waiting(journal, durable=True))
+        await turns()
+        assert world.drain() == 1
+        for answer in plain:
+            await answer
+        assert not any(answer.done() for answer in durable)
+        world.sync()
+        for answer in durable:
+            await answer
+
+    run(scenario)
+
+
+@pytest.mark.rule(17)
+def test_a_refused_batch_is_told_to_all_whose_decisions_are_in_it(run):
+    async def scenario(world):
+        journal = world.journal()
+        await opened(world, journal)
+        answers = []
+        for _ in range(3):
+            journal.append(some(1), durable=True)
+            answers.append(waiting(journal, durable=True))
+        await turns()
+        world.drain(error=ErrorCode.POISONED)
+        for answer in answers:
+            with pytest.raises(PenstockTimeout, match="ask again"):
+                await answer
+
+    run(scenario)
+
+
+def test_many_decisions_of_one_turn_are_several_batches_in_order(run):
+    async def scenario(world):
+        journal = world.journal()
+        end = await opened(world, journal)
+        sizes = [3000, 3000, 3000, 12_000, 10, 3000]  # half a frame is the bound, which is 8 KiB
+        sent = [Record(b"\x92\xa1k%c" % number, bytes(size)) for number, size in enumerate(sizes)]
+        for record in sent:
+            journal.append([record], durable=False)
+        answer = waiting(journal)
+        await turns()
+        assert world.drain() == 4
+        await answer
+        assert world.log.log_end == end + 1 + len(sent)
+        assert (await replayed(world, world.log.log_end))[1:] == sent
+
+    run(scenario)
+
+
+def test_nothing_that_was_gathered_is_sent_after_the_end_of_its_epoch(run):
+    async def scenario(world):
+        journal = world.journal()
+        end = await opened(world, journal)
+        journal.append(some(1), durable=False)
+        answer = waiting(journal)
+        await turns(1)  # the answer is waited for
+        journal.append(some(1), durable=False)
+        journal.fail("the test says so")
+        world.end_turn()
+        world.drain()
+        with pytest.raises(PenstockTimeout, match="the test says so"):
+            await answer
+        assert world.log.log_end <= end + 2
 
     run(scenario)
 

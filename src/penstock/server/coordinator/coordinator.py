@@ -23,7 +23,7 @@ import logging
 import time
 from collections.abc import Callable, Collection, Iterator
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 from penstock.cluster.decisions import Decision
 from penstock.cluster.groups import GroupMachine
@@ -32,13 +32,13 @@ from penstock.core.errors import (
     NotLeaderError,
     PenstockError,
     PenstockTimeout,
-    UnknownMemberError,
 )
 from penstock.ipc import coordination as co
 from penstock.ipc import messages as ms
 from penstock.ipc import sharing
 from penstock.server.config import NodeConfig
 from penstock.server.coordinator import brokers
+from penstock.server.coordinator import request_kinds as kinds
 from penstock.server.coordinator.brokers import CoordinatorCluster
 from penstock.server.coordinator.clock import CoordinatorClock
 from penstock.server.coordinator.epoch import Life
@@ -57,11 +57,12 @@ from penstock.server.coordinator.orphan_transactions import Suspecting
 from penstock.server.coordinator.patterns import learn
 from penstock.server.coordinator.port import ControlPort
 from penstock.server.coordinator.producer_holders import Holders
-from penstock.server.coordinator.share_requests import NOTHING_PEEKED, ShareRequests
+from penstock.server.coordinator.share_requests import ShareRequests
 from penstock.server.coordinator.transaction_requests import REQUESTS as OF_TRANSACTIONS
 from penstock.server.coordinator.transaction_requests import TransactionRequests
 from penstock.server.coordinator.turns import PrincipalTurns
 from penstock.server.health.histogram import Histogram
+from penstock.server.node.attach_server import Answer, Reply
 from penstock.server.node.attached_client import AttachedClient, Owner
 from penstock.server.node.data_folder import DataFolder
 from penstock.server.node.lane_grants import Grants
@@ -75,18 +76,6 @@ logger = logging.getLogger("penstock.coordinator")
 
 RETRY_FIRST: Final = 0.05
 RETRY_LAST: Final = 5.0
-_ASKS_AFTER: Final = (
-    co.SyncGroup, co.LeaveGroup, co.CommitOffsets, co.ClaimOffsets, co.ListGroups,
-    co.DescribeGroup, co.DeleteGroup, co.ListTransactions, sharing.AcquireRecords,
-    sharing.BuryRecords, sharing.SeekShare, sharing.PauseShare, sharing.ResumeShare,
-    sharing.DescribeShare, sharing.PeekShare,
-)  # fmt: skip
-"""Requests that do not make the topic: without it, the answer is that nothing is there."""
-_OF_MEMBERS: Final = (
-    co.SyncGroup, co.LeaveGroup, co.CommitOffsets, co.ClaimOffsets, sharing.AcquireRecords,
-    sharing.BuryRecords,
-)  # fmt: skip
-"""Requests of clients that a coordinator has answered before."""
 
 
 class Coordinator:
@@ -182,7 +171,7 @@ class Coordinator:
         if self._leads_in is not None:
             return  # who waits for the next life goes on waiting
         attempt, self._attempt = self._attempt, self._loop.create_future()
-        attempt.set_exception(self._elsewhere())
+        attempt.set_exception(kinds.elsewhere())
         attempt.exception()  # nobody may be waiting
         self._members.clear()
         self._holders.forget()
@@ -213,7 +202,7 @@ class Coordinator:
         topic = await self._topics.ensure_internal(TOPIC, self._settings)
         leader = self._cluster.leader_of(topic.pages[0])
         if leader is None:
-            raise self._elsewhere()
+            raise kinds.elsewhere()
         told = brokers.encode(brokers.FloorAsked(topic_id, partition))
         timeout = self._config.coordinator_timeout
         answer = await self._cluster.send_control(leader, told, timeout)
@@ -242,24 +231,18 @@ class Coordinator:
         yield from self._opening.orders()
         yield from self._port.orders()
 
-    def _elsewhere(self) -> NotLeaderError:
-        return NotLeaderError(
-            "this broker is not the coordinator of groups and transactions: the one is that leads "
-            f"{TOPIC}-0; ask there"
-        )
-
     async def _not_here(
         self, client: AttachedClient, request: co.Request | sharing.Request
     ) -> ms.NodeMessage | None:
         """The answer of a broker that does not lead; None if it does by now. The first request
         makes the topic."""
-        if not self._topics.has(TOPIC) and not isinstance(request, _OF_MEMBERS):
-            if isinstance(request, _ASKS_AFTER):
+        if not self._topics.has(TOPIC) and not isinstance(request, kinds.OF_MEMBERS):
+            if isinstance(request, kinds.ASKS_AFTER):
                 return self._nothing(client, request)
             await self._topics.ensure_internal(TOPIC, self._settings)
             if self._leads_in is not None:
                 return None
-        raise self._elsewhere()
+        raise kinds.elsewhere()
 
     def _clock_moved(self) -> None:
         if self._life is not None:
@@ -296,15 +279,33 @@ class Coordinator:
         return machines.groups.names(), machines.transactions.ids()
 
     # --- requests ---
-    async def answer(
-        self, client: AttachedClient, request: co.Request | sharing.Request
+    def answer(self, client: AttachedClient, request: co.Request | sharing.Request) -> Answer:
+        """Decides what a client asks for. Raises what refuses it, now or by the answer."""
+        began, leads = time.monotonic(), self._cluster is None or self._leads_in is not None
+        if self._life is None or not leads or not isinstance(request, kinds.DECIDED_AT_ONCE):
+            return self._answer_later(client, request, began)
+        try:
+            until = began + self._config.coordinator_timeout
+            found = self._life.carry_out(*self._planned(self._life, client, request, until))
+        except PenstockError:
+            self._observe(began)
+            raise
+        if isinstance(found, asyncio.Future):
+            found.add_done_callback(lambda _: self._observe(began))
+            return found
+        self._observe(began)
+        return Reply(found)
+
+    def _observe(self, began: float) -> None:
+        self.seconds.observe(time.monotonic() - began)
+
+    async def _answer_later(
+        self, client: AttachedClient, request: co.Request | sharing.Request, began: float
     ) -> ms.NodeMessage:
-        """Decides what a client asks for; raises what refuses it, or `PenstockTimeout`."""
-        began = time.monotonic()
         try:
             return await self._answer(client, request)
         finally:
-            self.seconds.observe(time.monotonic() - began)
+            self._observe(began)
 
     async def _answer(
         self, client: AttachedClient, request: co.Request | sharing.Request
@@ -312,7 +313,7 @@ class Coordinator:
         if self._cluster is not None:
             if self._leads_in is None and (told := await self._not_here(client, request)):
                 return told
-        elif isinstance(request, _ASKS_AFTER) and not self._topics.has(TOPIC):
+        elif isinstance(request, kinds.ASKS_AFTER) and not self._topics.has(TOPIC):
             return self._nothing(client, request)
         until = time.monotonic() + self._config.coordinator_timeout
         if isinstance(request, co.JoinGroup) and request.pattern is not None:
@@ -330,22 +331,22 @@ class Coordinator:
             parts = (self._folder, self._holders, self._now, until, self._checks, self._turns)
             requests = TransactionRequests(life, *parts, self._names)
             return await requests.answer(client, request)
+        return await life.carried_out(*self._planned(life, client, request, until))
+
+    def _planned(
+        self, life: Life, client: AttachedClient, request: co.Request, until: float
+    ) -> tuple[Callable[[float], Decision[Any]], float, Callable[[Any], ms.NodeMessage]]:
         known = (life.machines.groups, self._members, self._pages, self._checks)
         plan = GroupRequests(*known).plan(client, request)
-        return await life.carried_out(plan.decide, until, plan.say)
+        return plan.decide, until, plan.say
 
     def _nothing(
         self, client: AttachedClient, request: co.Request | sharing.Request
     ) -> ms.NodeMessage:
         """The answer of a node that never had a group or a transaction."""
-        if isinstance(request, sharing.DescribeShare):
-            return sharing.ShareDescription(sharing.ShareSettings(), [], {}, {})
-        if isinstance(request, sharing.PeekShare):
-            return NOTHING_PEEKED
-        if isinstance(request, sharing.Request):
-            raise UnknownMemberError(f"there is no share group {request.group!r}: join again")
-        if isinstance(request, co.ListTransactions):
-            return co.Transactions([], False)
+        if (told := kinds.nothing_there(request)) is not None:
+            return told
+        assert isinstance(request, co.Request)
         groups = self._opening.machines().groups
         groups.topics_changed(self._now(), {})
         plan = GroupRequests(groups, self._members, self._pages, self._checks).plan(client, request)

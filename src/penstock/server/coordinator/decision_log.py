@@ -5,9 +5,13 @@
                                   ├─ refused for good ─────┐
                                   └─ another leader epoch ─┴► broken: everything waiting fails
 
-Each decision is one batch of the coordinator's producer id, whose producer epoch is the coordinator
-epoch: what an earlier epoch left in any lane is refused once the fence, the first batch of an
-epoch, is in the log (rule 17). In a cluster acknowledged means committed, and what began in one
+Decisions of one turn of the event loop are one batch, in their order: one frame, one answer and, if
+one of them has to be on the device, one sync for all. None of them is answered before the batch is
+acknowledged. A large decision is a batch of its own.
+
+Batches are of the coordinator's producer id, whose producer epoch is the coordinator epoch: what an
+earlier epoch left in any lane is refused once the fence, the first batch of an epoch, is in the log
+(rule 17). In a cluster acknowledged means committed, and what began in one
 leader epoch of the log's partition ends with it: the next leader has a coordinator of its own. Owns
 sequences and who waits. Never reads the log.
 """
@@ -19,6 +23,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from typing import Any, Final
 
 from penstock.cluster.decisions import Record
 from penstock.core.errors import (
@@ -37,6 +42,48 @@ from penstock.server.coordinator.committed import Tenure
 from penstock.server.coordinator.lanes import Mailbox
 
 logger = logging.getLogger("penstock.coordinator")
+
+GATHERED_BYTES_MAX: Final = 64 << 10
+"""Most bytes of decisions that become one batch; a larger one is a batch of its own."""
+RECORD_BYTES: Final = 16
+"""What a record takes in a batch beside its key and value, at most."""
+
+
+class Settling:
+    """Somebody who waits for several things. `result`: of the future once all came; an exception is
+    raised there."""
+
+    __slots__ = ("future", "left", "result", "timer")
+
+    def __init__(self, result: object) -> None:
+        self.future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self.result = result
+        self.left = 0
+        self.timer: asyncio.TimerHandle | None = None
+
+    def came(self) -> None:
+        """One of the things came."""
+        self.left -= 1
+        if self.left:
+            return
+        if isinstance(self.result, Exception):
+            self.fail(self.result)
+        elif not self.future.done():
+            self._end()
+            self.future.set_result(self.result)
+
+    def fail(self, error: Exception) -> None:
+        if not self.future.done():
+            self._end()
+            self.future.set_exception(error)
+
+    def _end(self) -> None:
+        if self.timer is not None:
+            self.timer.cancel()
+
+
+_Waiters = deque[tuple[int, Settling]]
+"""(Number of a batch, who waits for it), in order."""
 
 
 class Journal:
@@ -64,13 +111,16 @@ class Journal:
         self._failure: PenstockError | None = None
         self._sequence = 0
         self.written = 0
-        """Batches appended in this epoch."""
+        """Batches appended in this epoch, that of this turn among them."""
+        self._gathered: list[Record] = []
+        self._gathered_bytes = 0
+        self._gathered_then: list[Callable[[], None]] = []
         self._acked = 0
         self._synced = 0
         self._last_sync = 0
         self._unsynced: deque[tuple[int, int]] = deque()  # (batch, its next offset), in order
-        self._ack_waiters: deque[tuple[int, asyncio.Future[None]]] = deque()
-        self._sync_waiters: deque[tuple[int, asyncio.Future[None]]] = deque()
+        self._ack_waiters: _Waiters = deque()
+        self._sync_waiters: _Waiters = deque()
         self.fence_offset = -1
 
     # --- out ---
@@ -81,12 +131,47 @@ class Journal:
         durable: bool,
         then: Callable[[], None] | None = None,
     ) -> None:
-        """Sends a decision on its way; `then` is called once it is acknowledged. Raises, with
-        nothing sent, where it can never be written."""
+        """Sends a decision on its way, with the others of this turn; `then` is called once it is
+        acknowledged. Raises, with nothing sent, where it can never be written."""
         self.check()
-        image = self._encoded(records)
-        number = self.written + 1
-        span = len(records)
+        size = sum(len(key) + len(value or b"") + RECORD_BYTES for key, value in records)
+        most = min(GATHERED_BYTES_MAX, self._mailbox.frame_max(self._page) // 2)
+        if self._gathered and self._gathered_bytes + size > most:
+            self._flush()
+            self.check()
+        if size > most or not self.written:  # the fence goes before all else
+            image = self._encoded(records)
+            self.written += 1
+            if durable:
+                self._last_sync = self.written
+            self._send(image, len(records), durable, () if then is None else (then,))
+            return
+        if not self._gathered:
+            self.written += 1
+            self._mailbox.gather(self._flush)
+        self._gathered += records
+        self._gathered_bytes += size
+        if then is not None:
+            self._gathered_then.append(then)
+        if durable:
+            self._last_sync = self.written
+
+    def _flush(self) -> None:
+        """Sends what was gathered. Nobody was told of it yet, so a failure ends the epoch."""
+        if not self._gathered or self._failure is not None:
+            return
+        records, self._gathered, self._gathered_bytes = self._gathered, [], 0
+        then, self._gathered_then = tuple(self._gathered_then), []
+        try:
+            image = self._encoded(records)
+            self._send(image, len(records), self._last_sync == self.written, then)
+        except PenstockError as error:
+            self.fail(f"batch {self.written} of epoch {self.epoch} was not sent: {error}")
+
+    def _send(
+        self, image: bytes, span: int, durable: bool, then: Sequence[Callable[[], None]]
+    ) -> None:
+        number = self.written
         self._mailbox.send(
             self._page,
             [image],
@@ -94,10 +179,7 @@ class Journal:
             sync=durable,
             span=span,
         )
-        self.written = number
         self._sequence += span
-        if durable:
-            self._last_sync = number
 
     def _encoded(self, records: Sequence[Record]) -> bytes:
         image = encode_records(
@@ -120,7 +202,7 @@ class Journal:
         number: int,
         span: int,
         durable: bool,
-        then: Callable[[], None] | None,
+        then: Sequence[Callable[[], None]],
         ack: Ack,
     ) -> None:
         if self._failure is not None:
@@ -138,8 +220,8 @@ class Journal:
             return
         if durable:
             self._unsynced.append((number, ack.base_offset + span))
-        if then is not None:
-            then()
+        for call in then:
+            call()
         _release(self._ack_waiters, number)
         self.look()
 
@@ -175,33 +257,42 @@ class Journal:
 
         Raises `PenstockTimeout`: it may still come to be, so the request can be repeated.
         """
+        future = self.settling(durable=durable, timeout=timeout)
+        if future is not None:
+            await future
+
+    def settling(
+        self, *, durable: bool, timeout: float | None, result: object = None
+    ) -> asyncio.Future[Any] | None:
+        """As `settled`, for who waits by a future. None: there is nothing to wait for. `result`: of
+        the future, which raises an exception."""
         self.check()
-        waits = []
-        if self._acked < self.written:
-            waits.append(self._wait(self._ack_waiters, self.written))
-        if durable and self._synced < self._last_sync:
-            waits.append(self._wait(self._sync_waiters, self._last_sync))
-        if not waits:
-            return
-        try:
-            await asyncio.wait_for(asyncio.gather(*waits), timeout)
-        except PenstockError:
-            raise  # of `fail`
-        except TimeoutError:
-            why = "its writer restarts or the disk is full or slow"
-            if self._tenure is not None:
-                why += ", or too few replicas of it are in sync"
-            raise PenstockTimeout(
+        for_ack = self._acked < self.written
+        for_sync = durable and self._synced < self._last_sync
+        if not (for_ack or for_sync):
+            return None
+        waiter = Settling(result)
+        if for_ack:
+            waiter.left += 1
+            self._ack_waiters.append((self.written, waiter))
+        if for_sync:
+            waiter.left += 1
+            self._sync_waiters.append((self._last_sync, waiter))
+        if timeout is not None:
+            loop = asyncio.get_running_loop()
+            waiter.timer = loop.call_later(timeout, self._expire, waiter, timeout)
+        return waiter.future
+
+    def _expire(self, waiter: Settling, timeout: float) -> None:
+        why = "its writer restarts or the disk is full or slow"
+        if self._tenure is not None:
+            why += ", or too few replicas of it are in sync"
+        waiter.fail(
+            PenstockTimeout(
                 f"the coordinator's log did not take this within {timeout:g} s: {why}. It may "
                 "still be decided; ask again"
-            ) from None
-
-    def _wait(
-        self, waiters: deque[tuple[int, asyncio.Future[None]]], number: int
-    ) -> asyncio.Future[None]:
-        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        waiters.append((number, future))
-        return future
+            )
+        )
 
     def when_durable(self, call: Callable[[], None]) -> None:
         """Calls that once all that has to be on the device, of what was appended so far, is there.
@@ -214,7 +305,10 @@ class Journal:
             if not future.cancelled() and future.exception() is None:
                 call()
 
-        self._wait(self._sync_waiters, self._last_sync).add_done_callback(done)
+        waiter = Settling(None)
+        waiter.left = 1
+        waiter.future.add_done_callback(done)
+        self._sync_waiters.append((self._last_sync, waiter))
 
     # --- the end ---
     def check(self) -> None:
@@ -239,18 +333,17 @@ class Journal:
                 "may or may not have been decided; ask again"
             )
         for waiters in (self._ack_waiters, self._sync_waiters):
-            for _, future in waiters:
-                if not future.done():
-                    future.set_exception(self._failure)
+            for _, waiter in waiters:
+                waiter.fail(self._failure)
             waiters.clear()
+        self._gathered.clear()
+        self._gathered_then.clear()
         self._broken(self._failure)
 
 
-def _release(waiters: deque[tuple[int, asyncio.Future[None]]], number: int) -> None:
+def _release(waiters: _Waiters, number: int) -> None:
     while waiters and waiters[0][0] <= number:
-        _, future = waiters.popleft()
-        if not future.done():
-            future.set_result(None)
+        waiters.popleft()[1].came()
 
 
 def error_name(error: int) -> str:

@@ -108,16 +108,28 @@ class Life:
 
         Raises what refuses it, and `PenstockTimeout` at `until` (monotonic): it may take effect.
         """
+        found = self.carry_out(decide, until, say)
+        return await found if isinstance(found, asyncio.Future) else found
+
+    def carry_out(
+        self,
+        decide: Callable[[float], Decision[Any]],
+        until: float,
+        say: Callable[[Any], _T],
+    ) -> _T | asyncio.Future[_T]:
+        """As `carried_out`, decided when this returns: the answer, or a future of it."""
         left = max(0.0, until - time.monotonic())
         try:
             decision = self.decide(decide)
-        except PenstockError:
+        except PenstockError as error:
             # The decision that refuses it may be of a moment ago, and may yet be lost.
-            await self.journal.settled(durable=False, timeout=left)
-            raise
+            refusing = self.journal.settling(durable=False, timeout=left, result=error)
+            if refusing is None:
+                raise
+            return refusing
         answer = say(decision.answer)
-        await self.journal.settled(durable=decision.durable, timeout=left)
-        return answer
+        waiting = self.journal.settling(durable=decision.durable, timeout=left, result=answer)
+        return answer if waiting is None else waiting
 
     def decide(self, decide: Callable[[float], Decision[_T]]) -> Decision[_T]:
         """Take a decision, send it on its way, and make it true here. Raises what refuses it."""

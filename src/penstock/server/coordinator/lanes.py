@@ -1,9 +1,10 @@
 """The coordinator as a producer of its own node: a lane to each writer, one doorbell for answers.
 
 A batch without room in its lane waits here, in order. Writers are woken once a turn of the event
-loop, however much was sent in it. Owns the lanes, and knows which answer belongs to which batch;
-never looks into a batch. A writer's death is not seen here: the lane outlives it, and answers only
-come later. In a cluster an answer waits until what it tells of is committed.
+loop, however much was sent in it. Batches can be made as late as that. Owns the lanes, and knows
+which answer belongs to which batch; never looks into a batch. A writer's death is not seen here:
+the lane outlives it, and answers only come later. In a cluster an answer waits until what it tells
+of is committed.
 """
 
 from __future__ import annotations
@@ -101,6 +102,9 @@ class Mailbox:
         self._loop = asyncio.get_running_loop()
         self._links: dict[int, _Link] = {}
         self._unrung: set[_Link] = set()
+        self._gathering: list[Callable[[], None]] = []
+        self._is_turn = False
+        """Whether `_end_turn` is to come."""
         self._belt: asyncio.TimerHandle | None = None
         self._ticket = time.monotonic_ns()
         self._queued = self._queued_bytes = 0
@@ -182,13 +186,27 @@ class Mailbox:
         """The longest batch that can be sent to that page."""
         return self._link(page % self._writers).sender.frame_max - lo.FRAME_BYTES
 
+    def gather(self, send: Callable[[], None]) -> None:
+        """Calls `send` when this turn of the loop is over, just before writers are woken."""
+        self._gathering.append(send)
+        self._end_turn_soon()
+
     def _ring(self, link: _Link) -> None:
         """Wakes that writer when this turn of the loop is over."""
-        if not self._unrung:
-            self._loop.call_soon(self._wake)
         self._unrung.add(link)
+        self._end_turn_soon()
 
-    def _wake(self) -> None:
+    def _end_turn_soon(self) -> None:
+        if not self._is_turn:
+            self._is_turn = True
+            self._loop.call_soon(self.end_turn)
+
+    def end_turn(self) -> None:
+        """Sends what was gathered, then wakes the writers that got something."""
+        gathering, self._gathering = self._gathering, []
+        for send in gathering:
+            send()
+        self._is_turn = False
         for link in self._unrung:
             link.wake()
         self._unrung.clear()
@@ -245,6 +263,7 @@ class Mailbox:
             link.sender.detach()
         self._links.clear()
         self._unrung.clear()
+        self._gathering.clear()
         self._queued = self._queued_bytes = 0
 
     # --- the end ---

@@ -12,6 +12,7 @@ import logging
 import os
 import socket
 from collections.abc import Coroutine, Sequence
+from functools import partial
 from typing import Any, Final, NamedTuple, Protocol
 
 import msgspec
@@ -39,7 +40,11 @@ class Reply(NamedTuple):
     given: Sequence[int] = ()
 
 
-Answer = Reply | Coroutine[Any, Any, "ms.NodeMessage | Reply"]
+Answer = (
+    Reply
+    | Coroutine[Any, Any, "ms.NodeMessage | Reply"]
+    | asyncio.Future[Any]  # of a message or a `Reply`
+)
 
 
 class Service(Protocol):
@@ -62,7 +67,10 @@ class AttachSession:
         self._loop = asyncio.get_running_loop()
         self._channel: Channel = Channel(sock, inbound=ms.ClientMessage)
         self._peer = self._channel.peer()
-        self._task: asyncio.Task[None] | None = None
+        self._task: asyncio.Future[Any] | None = None
+        """The answer that is still worked on."""
+        self._is_paused = False
+        """Something came meanwhile, and stays unread until that is over."""
         self._is_known = False
         self.client: object | None = None
         """The service's own object for this client; set by `hello`."""
@@ -88,6 +96,10 @@ class AttachSession:
 
     # --- in ---
     def _readable(self) -> None:
+        if self._task is not None:
+            self._is_paused = True
+            self._loop.remove_reader(self._channel.fileno())
+            return
         for _ in range(REQUESTS_PER_WAKE):
             if self._channel.closed or self._task is not None:
                 return
@@ -124,20 +136,22 @@ class AttachSession:
             if isinstance(answer, Reply):
                 self._reply(answer)
             else:
-                self._loop.remove_reader(self._channel.fileno())
-                self._task = self._loop.create_task(self._answer_later(message, answer))
+                if not isinstance(answer, asyncio.Future):
+                    answer = self._loop.create_task(answer)
+                self._task = answer
+                answer.add_done_callback(partial(self._answered, message))
 
-    async def _answer_later(
-        self, message: ms.ClientMessage, answer: Coroutine[Any, Any, ms.NodeMessage | Reply]
-    ) -> None:
-        try:
-            reply = await answer
-        except Exception as error:
+    def _answered(self, message: ms.ClientMessage, answer: asyncio.Future[Any]) -> None:
+        if answer.cancelled():
+            return  # by `cancel`, which comes with the end
+        self._task, error = None, answer.exception()
+        if isinstance(error, Exception):
             self._fail(message, error)
-        else:
+        elif error is None:
+            reply = answer.result()
             self._reply(reply if isinstance(reply, Reply) else Reply(reply))
-        self._task = None
-        if not self._channel.closed:
+        if self._is_paused and not self._channel.closed:
+            self._is_paused = False
             self._loop.add_reader(self._channel.fileno(), self._readable)
             self._readable()
 
