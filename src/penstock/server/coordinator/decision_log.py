@@ -46,7 +46,7 @@ logger = logging.getLogger("penstock.coordinator")
 GATHERED_BYTES_MAX: Final = 64 << 10
 """Most bytes of decisions that become one batch; a larger one is a batch of its own."""
 RECORD_BYTES: Final = 16
-"""What a record takes in a batch beside its key and value, at most."""
+"""Most bytes of a record in a batch beside its key and value."""
 
 
 class Settling:

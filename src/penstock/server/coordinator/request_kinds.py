@@ -38,8 +38,8 @@ def elsewhere() -> NotLeaderError:
 
 
 def nothing_there(request: co.Request | sharing.Request) -> ms.NodeMessage | None:
-    """What a node that never had a share group or a transaction says of them. None: the request is
-    of groups. Raises UnknownMemberError."""
+    """The answer of a node that never had a share group or a transaction. None: the request is of
+    groups. Raises UnknownMemberError."""
     if isinstance(request, sharing.DescribeShare):
         return sharing.ShareDescription(sharing.ShareSettings(), [], {}, {})
     if isinstance(request, sharing.PeekShare):
