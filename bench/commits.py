@@ -1,8 +1,9 @@
 """Commits a second of clients side by side: of groups, of claims, of transactions of one record.
 
-Every client is a process with a group of its own, and asks again as soon as it has its answer.
-So the coordinator has as many requests at a time as there are clients. Each request changes something: a commit is at another offset than the last one, a
-claim takes the next record, a transaction carries one.
+Every client is a process with a group of its own, and asks again as soon as it has its answer. So
+the coordinator has as many requests at a time as there are clients. Each request changes something:
+a commit is at another offset than the last one, a claim takes the next record, a transaction
+carries one.
 
 The run checks the last committed offset, that no record was claimed twice or left out,
 and how many records readers of committed ones see.
