@@ -86,7 +86,9 @@ def test_decisions_of_one_turn_are_one_batch_and_one_answer(run):
         answers = []
         for number in range(10):
             journal.append(some(1, number), durable=False)
-            answers.append(waiting(journal))
+            answer = journal.settling(durable=False, timeout=10.0)
+            assert answer is not None, "nothing is in the log yet"
+            answers.append(answer)
         await turns()
         assert not any(answer.done() for answer in answers)
         assert world.drain() == 1
