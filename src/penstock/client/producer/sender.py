@@ -278,16 +278,13 @@ class Sender:
             link.sender.read(len(acks))  # only now: an interrupt above has them come again
             if len(acks) == lo.ACKS_MAX:
                 link.wake_writer()  # it may sleep until there is room for its answers
-        open_routes = [  # one expression: of a thousand routes most have nothing, at each batch
-            route
-            for topic in self.topics.values()
-            for route in topic.routes
-            if route.pending or route.waiting_durable
-        ]
-        for route in (*open_routes, *self.retired):
+        # One expression: at each batch most of a thousand routes have nothing.
+        some = [route for topic in self.topics.values() for route in topic.routes
+                if route.pending or route.waiting_durable]  # fmt: skip
+        for route in (*some, *self.retired):
             if route.waiting_durable:
                 moved = self._settle_durable(route) or moved
-        self._refill([route for route in (*open_routes, *self.retired) if route.pending])
+        self._refill([route for route in (*some, *self.retired) if route.pending])
         if self.retired:
             self.retired = [route for route in self.retired if not route.is_idle]
         return self.sweep() or moved
