@@ -56,6 +56,11 @@ class BacklogOptions:
         """Turns that make a backlog of at least this size."""
         return -(-int(self.gb * 1e9) // (self.records * self.size))
 
+    @property
+    def bytes_needed(self) -> int:
+        """Disk bytes of the backlog and of the turns."""
+        return (self.rounds + 2 * self.turns) * self.turn.bytes_needed
+
     def check(self) -> None:
         self.turn.check()
         if not 1 <= self.turns <= TURNS_MAX:
@@ -68,7 +73,7 @@ def run(options: BacklogOptions, progress: BenchProgress) -> Result:
     """Makes the run. Raises `BenchError`."""
     options.check()
     turn = options.turn
-    with ground(turn, (options.rounds + 2 * options.turns) * turn.bytes_needed) as place:
+    with ground(turn, options.bytes_needed) as place:
         progress.say("page cache")
         assert place.folder is not None  # the node is the run's own
         speed = pagecache.measure(place.folder, options.records * options.size)
@@ -100,6 +105,7 @@ def run(options: BacklogOptions, progress: BenchProgress) -> Result:
         "mb_per_second": round(statistics.median(rates[1]) * options.size / 1e6, 1),
         "pwrite_mb_per_second": round(speed.median, 1),
         "backlog_records": backlog,
+        "behind": _used(behind[-1]),
         **faults_of(each for pair in pairs for each in pair),
         "filesystem": place.filesystem,
         "options": {"gb": options.gb, **turn.stated(), "turns": options.turns},
@@ -109,7 +115,25 @@ def run(options: BacklogOptions, progress: BenchProgress) -> Result:
 def _rate(result: Result) -> float:
     """Returns records a second, until both sides are done: a consumer that is behind may
     end first."""
-    return float(result["records"] / max(result["seconds"], result["produce_seconds"]))
+    return float(result["records"] / _seconds(result))
+
+
+def _seconds(result: Result) -> float:
+    return float(max(result["seconds"], result["produce_seconds"]))
+
+
+def _used(result: Result) -> Result:
+    """Returns what the processes of a turn used."""
+    names = (
+        "records",
+        "cpu_seconds",
+        "machine_cpu_seconds",
+        "sleeps",
+        "preempted",
+        "page_faults",
+        "producer_metrics",
+    )
+    return {"seconds": _seconds(result), **{name: result[name] for name in names}}
 
 
 def _fill(options: ThroughputOptions, place: MeasuredNode, topic: str) -> None:

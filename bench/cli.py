@@ -35,6 +35,8 @@ from penstock.bench import (
     recovery,
     redelivery,
     report,
+    scale,
+    scalepage,
     spark,
     throughput,
 )
@@ -61,6 +63,7 @@ from penstock.bench.progress import BenchProgress
 from penstock.bench.queues import QueueOptions
 from penstock.bench.recovery import RecoveryOptions
 from penstock.bench.redelivery import RedeliveryOptions
+from penstock.bench.scale import ScaleOptions
 from penstock.bench.sparktopics import SparkOptions
 from penstock.core.codecs import CODECS
 from penstock.core.errors import PenstockError
@@ -149,6 +152,11 @@ def _queue_page(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _scale_page(arguments: argparse.Namespace) -> int:
+    scalepage.write(arguments.results, arguments.notes, arguments.output)
+    return 0
+
+
 def _peers_page(arguments: argparse.Namespace) -> int:
     from penstock.bench import peerspage
 
@@ -192,6 +200,8 @@ def _parser() -> argparse.ArgumentParser:
     _add_queue_page(commands)
     _add_peers(commands)
     _add_peers_page(commands)
+    _add_scale(commands)
+    _add_scale_page(commands)
     _add_plots(commands)
     _add_suite(commands)
     return parser
@@ -516,6 +526,34 @@ def _add_peers_page(commands: Any) -> None:
     parser.set_defaults(run=_peers_page)
     parser.add_argument("results", type=Path, nargs="+", help="files; each may have other work")
     parser.add_argument("--output", type=Path, default=Path("docs/benchmarks/peers.md"))
+
+
+def _add_scale(commands: Any) -> None:
+    parser = _measurement(
+        commands, "scale", scale.run, ScaleOptions(), "scale",
+        "curves of producers, consumers, partitions, connections, bytes of a record and backlog, "
+        "each point in turns, with what its processes used",
+        only="curves whose key contains it, or a line of one, as partitions/small",
+        at="the point at this x alone (0: all)", turns="of each point, the median counts",
+        records="of 1 KB in a turn", seconds="of each phase of connections",
+        gb="of the longest backlog, 10^9 bytes", timeout="seconds for a turn",
+    )  # fmt: skip
+    parser.add_argument(
+        "--quick", action="store_true", help="few points, a tenth of the records, one turn"
+    )
+
+
+def _add_scale_page(commands: Any) -> None:
+    text = "write the page and draw the plots of results of `scale --format json`"
+    parser = commands.add_parser("scale-page", help=text, description=text)
+    parser.set_defaults(run=_scale_page)
+    parser.add_argument(
+        "results", type=Path, nargs="+", help="files; turns of one point are put together"
+    )
+    parser.add_argument(
+        "--notes", type=Path, default=None, help="TOML: what profiles of the bends say, by curve"
+    )
+    parser.add_argument("--output", type=Path, default=Path("docs/benchmarks/scale.md"))
 
 
 def _add_plots(commands: Any) -> None:

@@ -28,14 +28,22 @@ from penstock.bench.ground import MeasuredNode, ground
 from penstock.bench.latency import percentiles, sharpen_timers
 from penstock.bench.options import Transport, Where
 from penstock.bench.progress import BenchProgress
-from penstock.bench.usage import Usage, cpu_seconds_of, differences, memory_of
+from penstock.bench.usage import (
+    Usage,
+    cpu_seconds_of,
+    differences,
+    machine_cpu_seconds,
+    memory_of,
+)
 from penstock.client.producer.delivery import BatchDelivery, Delivery
 from penstock.client.producer.producer import Producer
 from penstock.ipc.liveness import raise_descriptor_limit
 
-CONNECTIONS_MAX: Final = 500
-ROOM: Final = 2 * CONNECTIONS_MAX
-"""Connections that a node of the run's own accepts: each attaches twice while it is made."""
+CONNECTIONS_MAX: Final = 1000
+ROOM: Final = 1024
+"""Clients that a node of the run's own accepts, the most that it can: each attaches twice while it
+is made."""
+LANES: Final = 2 * CONNECTIONS_MAX
 LANE_BYTES: Final = 256 << 10
 FLYING: Final = 2
 """Lists of a connection under way."""
@@ -218,7 +226,8 @@ def run(options: ConnectionsOptions, progress: BenchProgress) -> dict[str, Any]:
     """Makes the run; returns the result's fields as they are printed. Raises `BenchError`."""
     options.check()
     arguments = (
-        "--clients-max", str(ROOM), "--lanes-max", str(ROOM), "--lane-capacity", str(LANE_BYTES),
+        "--clients-max", str(ROOM), "--lanes-max", str(LANES), "--lane-capacity", str(LANE_BYTES),
+        "--connections-max", str(LANES),
     )  # fmt: skip
     with (
         ground(options, options.bytes_needed, arguments) as place,
@@ -261,9 +270,11 @@ def _measure(
         requests = differences(before, cpu_seconds_of(servers))
         progress.say("lists")
         before, log = cpu_seconds_of(servers), place.log_of(topic)[0]
+        all_before = machine_cpu_seconds()
         crew.tell("lists")
         pushed: dict[str, Pushed] = crew.gather("done with lists")
         lists = differences(before, cpu_seconds_of(servers))
+        all_cpu = machine_cpu_seconds() - all_before
         memory.append(_resident(servers))
         appended = place.log_of(topic)[0] - log
         crew.tell("leave")
@@ -287,6 +298,7 @@ def _measure(
         "idle_cpu_seconds": idle,
         "requests_cpu_seconds": requests,
         "cpu_seconds": {**clients, **lists},
+        "machine_cpu_seconds": round(all_cpu, 3),
     }
 
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 import platform
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import psutil
 
 import penstock
+from penstock.bench.errors import BenchError
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,3 +51,11 @@ def cpu_model() -> str:
         if name.strip() == "model name":
             return value.strip()
     return platform.processor() or platform.machine()
+
+
+def of_one_machine(results: Iterable[Mapping[str, Any]]) -> None:
+    """Raises `BenchError` for results that tell of different machines or versions."""
+    found = {tuple(one["machine"][name] for name in ("cpu", "cores", "python", "penstock"))
+             for one in results}  # fmt: skip
+    if len(found) > 1:
+        raise BenchError("the results are of different machines: " + "; ".join(map(str, found)))

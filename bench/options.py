@@ -121,7 +121,8 @@ class ThroughputOptions(Options):
     fill a batch, or 1 MiB for a table. guarantee: the consumer is the one member of a group
     ("none": it is assigned its partitions, without a group). transaction_records: records of each
     transaction (0: none), which the consumer reads once they are committed. warmup: records of each
-    producer before the clock starts (None: a tenth, bounded).
+    producer before the clock starts (None: a tenth, bounded). pool: different values that a
+    producer has prepared at least (as many as it takes to tell records apart).
     """
 
     records: int = 3_000_000
@@ -133,6 +134,7 @@ class ThroughputOptions(Options):
     guarantee: Guarantee = "none"
     transaction_records: int = 0
     warmup: int | None = None
+    pool: int = 0
 
     def check(self) -> None:
         Options.check(self)
@@ -177,11 +179,12 @@ class ThroughputOptions(Options):
         """Returns how many different values a producer has prepared and sends again and again.
 
         Records are told apart by their place in this cycle, so it is many times longer than what
-        several partitions can bring in another order.
+        several partitions can bring in another order, or as long as the run.
         """
         wanted = min(POOL_VALUES_MAX, POOL_BYTES // self.size)
         span = max(self.list_length, self.batch_bytes // self.size)
-        count = max(wanted, POOL_VALUES_MIN, 8 * self.partitions * span)
+        apart = min(8 * self.partitions * span, max(self.records_of(0), self.warmup_records))
+        count = max(wanted, POOL_VALUES_MIN, apart, self.pool)
         lists = -(-count // self.list_length)
         return count if self.api == "send" else lists * self.list_length
 

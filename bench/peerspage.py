@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from penstock.bench import plots
-from penstock.bench.errors import BenchError
+from penstock.bench.machine import of_one_machine
 from penstock.bench.peers import STREAMS
 from penstock.bench.queuepage import read
 
@@ -42,10 +42,7 @@ def write(files: Sequence[Path], page: Path) -> None:
 
 def merged(results: Sequence[Result]) -> Result:
     """One result of several on one machine. Raises `BenchError` where they are of two."""
-    machines = {tuple(one["machine"][name] for name in ("cpu", "cores", "python", "penstock"))
-                for one in results}  # fmt: skip
-    if len(machines) > 1:
-        raise BenchError("the results are of different machines: " + "; ".join(map(str, machines)))
+    of_one_machine(results)
     peers: Result = {}
     for one in results:
         for key, told in one["peers"].items():

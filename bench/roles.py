@@ -40,6 +40,8 @@ from penstock.core.columns import BinaryColumn
 Reader = Consumer | GroupConsumer
 
 CHECK_EVERY: Final = 10_000
+CHECK_BYTES: Final = 32 << 20
+"""Of values that a consumer keeps until they are checked: more would be fresh memory each time."""
 POLL_TIMEOUT: Final = 1.0
 SEND_TIMEOUT: Final = 120.0
 """Seconds that records may be unacknowledged before a producer of a run fails."""
@@ -220,9 +222,9 @@ def consume(task: RoleTask, station: Station) -> None:
             elif options.api == "batch":
                 take_columns(consumer, ledger, ends, behind)
             elif len(partitions) == 1:
-                take_each(consumer, ledger, ends, partitions[0])
+                take_each(consumer, ledger, ends, partitions[0], check_every(options.size))
             else:
-                take_each_of(consumer, ledger, ends, partitions)
+                take_each_of(consumer, ledger, ends, partitions, check_every(options.size))
             ended = time.monotonic_ns()
             used = Usage.now().since(before)
             station.report(Consumed(ended, used, ledger.close(), consumer.metrics()))
@@ -243,13 +245,18 @@ def _consumer(client: Client, task: RoleTask, partitions: list[int]) -> Reader:
     return consumer
 
 
-def take_each(consumer: Reader, ledger: Ledger, ends: int, partition: int) -> None:
-    """Takes one turn of a Python loop a record; the values of every 10,000 are checked together."""
+def check_every(size: int) -> int:
+    """Returns after how many records of this size their values are checked together."""
+    return max(1, min(CHECK_EVERY, CHECK_BYTES // size))
+
+
+def take_each(consumer: Reader, ledger: Ledger, ends: int, partition: int, every: int) -> None:
+    """Takes one turn of a Python loop a record; `every` so many their values are checked."""
     records = iter(consumer)
     values: list[bytes] = []
     keep = values.append
     while ends:
-        for record in islice(records, CHECK_EVERY):
+        for record in islice(records, every):
             value = record.value
             if value is None:
                 ends -= 1
@@ -263,13 +270,15 @@ def take_each(consumer: Reader, ledger: Ledger, ends: int, partition: int) -> No
     _close(records)
 
 
-def take_each_of(consumer: Reader, ledger: Ledger, ends: int, partitions: list[int]) -> None:
+def take_each_of(
+    consumer: Reader, ledger: Ledger, ends: int, partitions: list[int], every: int
+) -> None:
     """Does the same where records of several partitions come in turns."""
     records = iter(consumer)
     values: dict[int, list[bytes]] = {partition: [] for partition in partitions}
     keep = {partition: kept.append for partition, kept in values.items()}
     while ends:
-        for record in islice(records, CHECK_EVERY):
+        for record in islice(records, every):
             value = record.value
             if value is None:
                 ends -= 1

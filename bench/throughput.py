@@ -16,7 +16,12 @@ from penstock.bench.ground import MeasuredNode, ground
 from penstock.bench.ledger import settle
 from penstock.bench.options import ThroughputOptions
 from penstock.bench.progress import BenchProgress
-from penstock.bench.usage import cpu_seconds_of, differences, memory_of
+from penstock.bench.usage import (
+    cpu_seconds_of,
+    differences,
+    machine_cpu_seconds,
+    memory_of,
+)
 
 Result = dict[str, Any]
 
@@ -72,13 +77,14 @@ def measure(
         crew.gather("warm")
         servers = place.server_pids()
         log_before = place.log_of(topic)
-        cpu_before = cpu_seconds_of(servers)
+        cpu_before, all_before = cpu_seconds_of(servers), machine_cpu_seconds()
         progress.begin(options.records)
         crew.tell("go", consumers + producers)
         reports = crew.gather(
             "done", progress.watching(lambda: place.log_of(topic)[0] - log_before[0])
         )
         cpu = differences(cpu_before, cpu_seconds_of(servers))
+        all_cpu = machine_cpu_seconds() - all_before
         log = place.log_of(topic)
         memory = memory_of(servers["writer-0"]) if "writer-0" in servers else None
         crew.tell("leave")
@@ -106,7 +112,11 @@ def measure(
             **{name: round(reports[name].usage.cpu_seconds, 3) for name in producers + consumers},
             **cpu,
         },
-        "page_faults": {name: reports[name].usage.page_faults for name in producers + consumers},
+        "machine_cpu_seconds": round(all_cpu, 3),
+        **{
+            use: {name: getattr(reports[name].usage, use) for name in producers + consumers}
+            for use in ("page_faults", "sleeps", "preempted")
+        },
         "writer_resident_mb": memory and memory.resident,
         "writer_private_mb": memory and memory.private,
         "producer_metrics": _summed([each.metrics for each in produced]),

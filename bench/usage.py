@@ -20,19 +20,28 @@ GATEWAY_MODULE: Final = f"{SERVER_MODULES}gateway.main"
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """The use of a process: CPU seconds (user and system, all threads) and page faults."""
+    """The use of a process: CPU seconds (user and system, all threads), page faults, and switches
+    to another thread of the machine: because it slept, or because it was preempted."""
 
     cpu_seconds: float
     page_faults: int
+    sleeps: int = 0
+    preempted: int = 0
 
     @classmethod
     def now(cls) -> Usage:
         """Returns what this process used so far."""
         used = resource.getrusage(resource.RUSAGE_SELF)
-        return cls(used.ru_utime + used.ru_stime, used.ru_minflt + used.ru_majflt)
+        return cls(
+            used.ru_utime + used.ru_stime, used.ru_minflt + used.ru_majflt,
+            used.ru_nvcsw, used.ru_nivcsw,
+        )  # fmt: skip
 
     def since(self, earlier: Usage) -> Usage:
-        return Usage(self.cpu_seconds - earlier.cpu_seconds, self.page_faults - earlier.page_faults)
+        return Usage(
+            self.cpu_seconds - earlier.cpu_seconds, self.page_faults - earlier.page_faults,
+            self.sleeps - earlier.sleeps, self.preempted - earlier.preempted,
+        )  # fmt: skip
 
 
 def cpu_seconds_of(pids: Mapping[str, int]) -> dict[str, float]:
@@ -54,6 +63,12 @@ def differences(before: Mapping[str, float], after: Mapping[str, float]) -> dict
         earlier = before.get(name, 0.0)
         used[name] = round(value - earlier if value >= earlier else value, 3)
     return used
+
+
+def machine_cpu_seconds() -> float:
+    """Returns the CPU seconds that all processes of the machine used so far, and its kernel."""
+    times = psutil.cpu_times()
+    return float(sum(times) - times.idle - times.iowait - times.guest - times.guest_nice)
 
 
 @dataclass(frozen=True, slots=True)

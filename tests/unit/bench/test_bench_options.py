@@ -67,7 +67,7 @@ def test_a_producer_that_has_another_thread_to_run_does_not_spin_unless_told_to(
     "options",
     [
         ConnectionsOptions(connections=0),
-        ConnectionsOptions(connections=501),
+        ConnectionsOptions(connections=1001),
         ConnectionsOptions(size=4),
         ConnectionsOptions(size=1024, list_records=1000),
         ConnectionsOptions(rate=0),
