@@ -29,6 +29,13 @@ def test_every_action_needs_the_token_of_its_page(visitor: Visitor, path: str) -
     assert visitor.client.get(path).status_code == 405
 
 
+def test_an_address_that_is_no_page_shows_the_way_back(visitor: Visitor) -> None:
+    assert "/no<b>where: there is no such page" in visitor.get("/no<b>where", 404)
+    assert "<b>" not in visitor.last
+    assert 'href="/"' in visitor.last
+    assert "takes forms of a page" in visitor.get("/topic/create", 405)
+
+
 def test_a_form_has_its_bounds(visitor: Visitor) -> None:
     form = {"csrf": visitor.token(), "name": "x" * (4 << 20)}
     answer = visitor.client.post("/topic/create", data=form)

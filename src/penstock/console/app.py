@@ -96,6 +96,7 @@ def make_app(
         routes=routes(shell),
         lifespan=lifespan,
         middleware=[Middleware(ConsoleGuard, door=door, sessions=sessions)],
+        exception_handlers={404: shell.stray, 405: shell.stray},
     )
     app.state.shell = shell
     return app

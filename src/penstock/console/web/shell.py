@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, TypeVar
 
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
@@ -33,6 +34,7 @@ logger = logging.getLogger("penstock.console")
 NOTE_SECONDS: Final = 30
 NOTE_CHARACTERS: Final = 500
 QUERY_CHARACTERS_MAX: Final = 8192
+PATH_SHOWN: Final = 100
 
 T = TypeVar("T")
 Form = Mapping[str, str]
@@ -146,6 +148,15 @@ class ConsoleShell:
             return self._error(request, status, str(error))
         except ImportError as error:
             return self._error(request, 501, str(error))
+
+    async def stray(self, request: Request, error: Exception) -> Response:
+        """Answers a request that no route takes."""
+        status = error.status_code if isinstance(error, HTTPException) else 404
+        said = {
+            404: "there is no such page: the address is wrong, or of another version",
+            405: "this address takes forms of a page, and shows nothing itself",
+        }.get(status, "the console does not take this request")
+        return self._error(request, status, f"{request.url.path[:PATH_SHOWN]}: {said}")
 
     def _error(self, request: Request, status: int, message: str) -> Response:
         return self.page(request, "error.html", status, error=message, code=status)
