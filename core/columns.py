@@ -23,7 +23,7 @@ from penstock.core import work as wk
 from penstock.core.crc import crc32c
 from penstock.core.errors import CorruptBatchError
 from penstock.core.plain import expanded
-from penstock.core.storage import Window
+from penstock.core.storage import Window, cut_off
 
 SMALL: Final = 8
 """Up to so many records plain Python beats a handful of numpy calls (by 8 us at one record)."""
@@ -214,7 +214,9 @@ class Columns:
         """Raises `StorageError` where the file that they view was cut since it was read."""
         window = self.values.data.obj
         if self.mapped_end and isinstance(window, Window):
-            window.check_end(self.mapped_end)
+            size, end = window.size(), window.position + self.mapped_end
+            if size < end:  # touching what is cut off is SIGBUS
+                raise cut_off(window.path, size, end)
 
     @property
     def offsets(self) -> npt.NDArray[np.int64]:

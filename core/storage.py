@@ -95,13 +95,6 @@ class Window(mmap.mmap):
     path = ""
     position = 0
 
-    def check_end(self, end: int) -> None:
-        """Raises `StorageError` where the file has less than `end` bytes of this mapping left:
-        touching what is cut off is SIGBUS."""
-        size = self.size()
-        if size < self.position + end:
-            raise cut_off(self.path, size, self.position + end)
-
 
 def cut_off(path: str, size: int, wanted: int) -> StorageError:
     """The error of a file that lost bytes that were in it."""

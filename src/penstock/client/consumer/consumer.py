@@ -308,15 +308,16 @@ class Consumer(Typed[V, K], Closing, Elsewhere):
             raise er.ConfigError("nothing is assigned: name topics, or call assign() first")
         self._settle()
         self._published.positions()
+        self._published.polled()
+        self._last.begin()
         attachment = self._attachment
         deadline = None if timeout is None else time.monotonic() + timeout
         backoff = Backoff()
         while True:
-            self._published.polled()
-            self._last.begin()
             batch = self._last.fetch(self._gather, max_records)
             if batch.chunks:  # none of them is ever empty
                 return batch
+            self._published.polled()  # not first: a record may be waited for
             left = None if deadline is None else deadline - time.monotonic()
             yield from attachment.minding(self, RECONNECT_MAX if left is None else left)
             if left is not None and left <= 0:
@@ -370,7 +371,7 @@ class Consumer(Typed[V, K], Closing, Elsewhere):
     ) -> Iterator[RecordBatch[V, K]]:
         """`batches`, of which each is still to be called `brought`."""
         ends = run(self.ending())
-        while not self.is_over(ends):
+        while ends is None or not self.is_over(ends):
             batch = run(self.polling(max_records, timeout if ends is None else END_POLL))
             if batch.chunks:
                 yield batch
@@ -394,7 +395,7 @@ class Consumer(Typed[V, K], Closing, Elsewhere):
     def _runs(self, batch: RecordBatch[V, K]) -> Iterator[Iterator[Record[V, K]]]:
         """Yields the runs of a batch. From now on they tell the consumer's position."""
         self._handout.bring_back(batch)
-        self.brought()
+        self._last.brought()
         return self._handout.runs(batch)
 
     def _gather(self, max_records: int | None) -> RecordBatch[V, K]:

@@ -53,12 +53,10 @@ class FetchScheduler:
             ready = [partition for partition in ready if partition.has_more]
         if len(ready) != 1:
             return None
-        self._mark(ready[0])
-        return ready[0]
-
-    def _mark(self, partition: AssignedPartition) -> None:
-        if partition not in self.marks:
-            self.marks[partition] = partition.offset, partition.leader_epoch
+        only = ready[0]
+        if only not in self.marks:
+            self.marks[only] = only.offset, only.leader_epoch
+        return only
 
     def gather(self, room: int | None, take: Take) -> list[Chunk]:
         """Returns the records that are there now, at most `room` of them."""
@@ -82,7 +80,8 @@ class FetchScheduler:
             if not held and left <= 0 and (chunks or all_held):
                 late = place if late is None else late
                 continue
-            self._mark(partition)
+            if partition not in self.marks:
+                self.marks[partition] = partition.offset, partition.leader_epoch
             try:
                 taken = take(partition, room, min(self._share, max(left, 1)))
             except PenstockError:  # of this partition: others come from a signal's handler

@@ -28,7 +28,8 @@ class LastPoll:
         """Positions are ahead of what the caller has got."""
 
     def begin(self) -> None:
-        """Marks the present positions as those that an interrupt leads back to."""
+        """Marks the present positions as those that an interrupt leads back to, until the caller
+        gets something: looks that find nothing keep them."""
         self._turns.marks = {}
 
     def fetch(

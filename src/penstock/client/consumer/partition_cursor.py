@@ -39,8 +39,8 @@ class AssignedPartition:
     Under `read_committed` it ends at the last stable offset and leaves out what was aborted.
     """
 
-    __slots__ = ("_carry", "_committed", "_end_at", "_epoch", "_identity", "_latest", "_reader",
-                 "_words", "aborted", "fetched", "name", "offset", "page", "paused", "place",
+    __slots__ = ("_carry", "_committed", "_end_at", "_identity", "_latest", "_reader", "_words",
+                 "aborted", "fetched", "leader_epoch", "name", "offset", "page", "paused", "place",
                  "skipped", "topic_id")  # fmt: skip
 
     page: StatePage
@@ -53,7 +53,7 @@ class AssignedPartition:
         self.topic_id = topic_id
         self._reader = source
         self.offset = 0
-        self._epoch = EPOCH_UNKNOWN
+        self.leader_epoch = EPOCH_UNKNOWN  # of what was read before `offset`
         self._identity = lo.PAGE_IDENTITY.pack(lo.PAGE_MAGIC, lo.LAYOUT_VERSION, topic_id, name[1])
         self._carry: list[Chunk] = []
         self._latest = latest
@@ -117,11 +117,6 @@ class AssignedPartition:
         return Limit(end, base, valid_bytes, self.page.log_start)
 
     @property
-    def leader_epoch(self) -> int:
-        """Of what was read before `offset`; `EPOCH_UNKNOWN` where nothing was."""
-        return self._epoch
-
-    @property
     def is_awaited(self) -> bool:
         """Returns whether records are known to be on the way, while none is here: never on this
         host."""
@@ -135,7 +130,7 @@ class AssignedPartition:
         ahead."""
         self._carry = []
         self.offset = offset
-        self._epoch = leader_epoch
+        self.leader_epoch = leader_epoch
         self._reader.seek(offset)
 
     def look(self, offset: int, bytes_max: int | None = None) -> None:
@@ -143,7 +138,7 @@ class AssignedPartition:
         `bytes_max`: how much is wanted from there on; None: all that follows."""
         self._carry = []
         self.offset = offset
-        self._epoch = EPOCH_UNKNOWN
+        self.leader_epoch = EPOCH_UNKNOWN
         self._reader.look(offset, bytes_max)
 
     def let_go_of_deleted(self) -> None:
@@ -177,7 +172,7 @@ class AssignedPartition:
                 room -= len(chunk)
         if taken:
             self.offset = taken[-1].next_offset
-            self._epoch = taken[-1].leader_epoch
+            self.leader_epoch = taken[-1].leader_epoch
         elif self._reader.offset > self.offset:
             self.offset = self._reader.offset  # only batches without records stood there
         return taken
@@ -193,7 +188,7 @@ class AssignedPartition:
         if seen is None:
             return None
         start, epoch, base, valid_bytes = seen
-        if start > offset or epoch != self._epoch:
+        if start > offset or epoch != self.leader_epoch:
             return None
         try:
             found = self._reader.alone(offset, base, valid_bytes)
@@ -205,7 +200,7 @@ class AssignedPartition:
             self._reader.seek(offset)
             return None
         self.offset = offset + 1
-        self._epoch = head.leader_epoch
+        self.leader_epoch = head.leader_epoch
         topic, partition = self.name
         return Chunk(topic, partition, columns, 0, 1)
 
@@ -304,7 +299,7 @@ class AssignedPartition:
     def is_suspect(self) -> bool:
         """Returns whether the log began another leader epoch since the last read; `check` finds out
         more."""
-        return self._epoch not in (EPOCH_UNKNOWN, self.page.leader_epoch)
+        return self.leader_epoch not in (EPOCH_UNKNOWN, self.page.leader_epoch)
 
     def check(self) -> None:
         """Raises `LogTruncatedError` where the log parted from what was read, also while it has
@@ -318,14 +313,14 @@ class AssignedPartition:
         page = self.page
         if page.is_gone(self._identity):
             raise self._deleted()
-        if self._epoch in (EPOCH_UNKNOWN, page.leader_epoch):
+        if self.leader_epoch in (EPOCH_UNKNOWN, page.leader_epoch):
             return
-        divergence = self._reader.parted(self.offset, self._epoch, page.log_end)
+        divergence = self._reader.parted(self.offset, self.leader_epoch, page.log_end)
         if divergence is not None:
-            raise parted(self, self.offset, self._epoch, divergence)
-        if page.leader_epoch < self._epoch:
+            raise parted(self, self.offset, self.leader_epoch, divergence)
+        if page.leader_epoch < self.leader_epoch:
             return  # a leader of before, which does not know yet: what was read is newer than it
-        self._epoch = page.leader_epoch
+        self.leader_epoch = page.leader_epoch
         self._reader.forget_aborted()
 
     def resolving(self, to: Offset, logs: NodeLogs) -> Waits[int]:

@@ -64,7 +64,8 @@ class Published:
         self.is_whole = was_whole
 
     def polled(self) -> None:
-        """Publishes that the caller looks for records now: one store."""
+        """Publishes that the caller looks for records now: one store. It comes after a look that
+        found nothing, so a poll that a record ends may look half a second older than it is."""
         slot = self._attachment.session.slot
         if slot is not None:
             slot.publish_polled(time.monotonic_ns() // 1000)

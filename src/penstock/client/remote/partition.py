@@ -53,7 +53,7 @@ class FarPartition(AssignedPartition):
             return True  # no records stood there: the position is to move
         if not source.is_open and not self.paused:
             if source.offset == self.offset:
-                source.epoch = max(source.epoch, self._epoch)
+                source.epoch = max(source.epoch, self.leader_epoch)
             source.open()
         return self.page.is_gone(self._identity)
 
@@ -105,7 +105,7 @@ class FarPartition(AssignedPartition):
 
     def _check_page(self) -> None:
         page = self.page
-        if self._epoch in (EPOCH_UNKNOWN, page.leader_epoch) or self._source.knows(
+        if self.leader_epoch in (EPOCH_UNKNOWN, page.leader_epoch) or self._source.knows(
             page.leader_epoch
         ):
             super()._check_page()

@@ -183,7 +183,6 @@ class GroupConsumer(Typed[V, K], Closing, api_hints.Elsewhere):
         deadline = None if timeout is None else time.monotonic() + timeout
         backoff = Backoff()
         while True:
-            reader.polled()
             if reader.is_disturbed() or time.monotonic() >= self._due:
                 yield from self.attending()
             chunks: Sequence[Chunk]
@@ -194,6 +193,7 @@ class GroupConsumer(Typed[V, K], Closing, api_hints.Elsewhere):
             if chunks:
                 self._out = batch = GroupBatch(chunks, self._member.ownership, self)
                 return batch
+            reader.polled()  # not first: a record may be waited for
             now = time.monotonic()
             left = None if deadline is None else deadline - now
             yield from reader.minding(RECONNECT_MAX if left is None else left)

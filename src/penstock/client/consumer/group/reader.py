@@ -126,6 +126,7 @@ class GroupReader(Consumer):
         self._check_usable()
         self.mark()
         self._published.positions()
+        self._published.polled()
 
     def polled(self) -> None:
         """The caller looks for records now."""
