@@ -179,6 +179,25 @@ def test_nothing_that_was_gathered_is_sent_after_the_end_of_its_epoch(run):
     run(scenario)
 
 
+def test_a_batch_that_cannot_be_made_is_told_to_all_who_wait_and_ends_the_epoch(run, monkeypatch):
+    """The answer to the next one would else tell them that theirs is in the log."""
+
+    async def scenario(world):
+        journal = world.journal()
+        await opened(world, journal)
+        journal.append(some(1), durable=False)
+        answer = waiting(journal)
+        monkeypatch.setattr(journal, "_encoded", lambda records: 1 // 0)
+        await turns()
+        monkeypatch.undo()
+        with pytest.raises(PenstockTimeout, match="ZeroDivisionError"):
+            await answer
+        with pytest.raises(PenstockTimeout):
+            journal.append(some(1), durable=False)
+
+    run(scenario)
+
+
 def test_decisions_of_one_turn_are_one_wake(run):
     async def scenario(world):
         journal = world.journal()

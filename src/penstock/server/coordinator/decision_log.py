@@ -157,7 +157,8 @@ class Journal:
             self._last_sync = self.written
 
     def _flush(self) -> None:
-        """Sends what was gathered. Nobody was told of it yet, so a failure ends the epoch."""
+        """Sends what was gathered. Nobody was told of it yet, so any failure ends the epoch: the
+        answer to a later batch would else release who waits for this one."""
         if not self._gathered or self._failure is not None:
             return
         records, self._gathered, self._gathered_bytes = self._gathered, [], 0
@@ -165,8 +166,8 @@ class Journal:
         try:
             image = self._encoded(records)
             self._send(image, len(records), self._last_sync == self.written, then)
-        except PenstockError as error:
-            self.fail(f"batch {self.written} of epoch {self.epoch} was not sent: {error}")
+        except Exception as error:
+            self.fail(f"batch {self.written} of epoch {self.epoch} was not sent: {error!r}")
 
     def _send(
         self, image: bytes, span: int, durable: bool, then: Sequence[Callable[[], None]]

@@ -204,12 +204,14 @@ class Mailbox:
     def end_turn(self) -> None:
         """Sends what was gathered, then wakes the writers that got something."""
         gathering, self._gathering = self._gathering, []
-        for send in gathering:
-            send()
-        self._is_turn = False
-        for link in self._unrung:
-            link.wake()
-        self._unrung.clear()
+        try:
+            for send in gathering:
+                send()
+        finally:
+            self._is_turn = False
+            for link in self._unrung:
+                link.wake()
+            self._unrung.clear()
 
     # --- in ---
     def look(self) -> None:
