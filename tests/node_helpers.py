@@ -7,6 +7,7 @@ client would. Every wait is for a condition, with a bound.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import re
 import select
@@ -149,7 +150,9 @@ class NodeProcess:
         return self.wait()
 
     def kill(self) -> None:
-        self.signal(signal.SIGKILL)
+        """One that just ended by itself may be reaped before this process hears of it."""
+        with contextlib.suppress(ProcessLookupError):
+            self.signal(signal.SIGKILL)
         self.wait()
 
     def attach(self, kind: int = lo.KIND_ADMIN, **options: Any) -> RawClient:
